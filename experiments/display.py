@@ -1,0 +1,219 @@
+"""How the launcher shows a study: a live table on a terminal, lines in a log file."""
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from experiments import pool, state, systems
+from experiments.state import State, Status
+from experiments.study import PlannedRun, Study
+
+TABLE_SECONDS = 1.0
+HEARTBEAT_SECONDS = 60.0  # where nobody looks at a live table, a line that often
+PLAIN_WIDTH = 120
+
+
+class Snapshot(NamedTuple):
+    """Where a study stands at one moment."""
+
+    study: Study
+    statuses: Mapping[str, Status]  # by name of the run
+    progress: Mapping[str, float]  # of the runs at work: the part done
+    elapsed: float  # seconds
+    left: float | None  # seconds, a guess
+
+
+def make_console() -> Console:
+    """Return a console for stdout; where that is no terminal, one with a fixed width."""
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, force_terminal=False)
+
+
+def printer(console: Console) -> Callable[[str], None]:
+    """Return a print that takes text as it is: what comes from a record must not be markup."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return say
+
+
+class LiveDisplay:
+    """A table that changes in place."""
+
+    def __init__(self, live: Live):
+        self.live = live
+        self.shown = 0.0
+
+    def line(self, text: str) -> None:
+        """Say that something happened: here the table shows it."""
+
+    def is_due(self) -> bool:
+        """Whether it is time for a fresh look."""
+        return time.monotonic() - self.shown >= TABLE_SECONDS
+
+    def update(self, now: Snapshot) -> None:
+        """Show where the study stands."""
+        table = study_table(now.study, now.statuses, now.progress)
+        table.caption = summary(now)
+        table.caption_justify = "left"
+        self.live.update(table, refresh=True)
+        self.shown = time.monotonic()
+
+
+class LineDisplay:
+    """A line per event, and one a minute."""
+
+    def __init__(self, console: Console):
+        self.line = printer(console)
+        self.shown = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is time for a fresh look."""
+        return time.monotonic() - self.shown >= HEARTBEAT_SECONDS
+
+    def update(self, now: Snapshot) -> None:
+        """Say where the study stands."""
+        working = ", ".join(f"{name} {part:.0%}" for name, part in now.progress.items())
+        self.line(f"{summary(now)}; at work: {working or 'nothing'}")
+        self.shown = time.monotonic()
+
+
+@contextlib.contextmanager
+def open_display(console: Console) -> Iterator[LiveDisplay | LineDisplay]:
+    """Open the display that fits the console."""
+    if not console.is_terminal:
+        yield LineDisplay(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveDisplay(live)
+
+
+def study_table(
+    study: Study, statuses: Mapping[str, Status], progress: Mapping[str, float]
+) -> Table:
+    """Return a table with one row per system, setting and environment.
+
+    Args:
+      study: the study.
+      statuses: where each run stands, by its name.
+      progress: of the runs at work, the part done, by name.
+    """
+    table = Table(header_style="bold", pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    for column in ("system", "setting", "environment"):
+        table.add_column(column, no_wrap=True)
+    for column in ("steps", "completed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("otherwise")
+    rows: dict[tuple[str, str, str], list[PlannedRun]] = {}
+    for run in study.runs:
+        rows.setdefault((run.system, run.setting.name, run.env_id), []).append(run)
+    for key, runs in rows.items():
+        done = sum(statuses[run.name].state is State.COMPLETED for run in runs)
+        others = ", ".join(
+            _seed_status(run, statuses[run.name].state, progress.get(run.name))
+            for run in runs
+            if statuses[run.name].state not in (State.COMPLETED, State.TO_DO)
+        )
+        steps = " or ".join(f"{steps:,}" for steps in sorted({run.total_timesteps for run in runs}))
+        table.add_row(*key, steps, f"{done}/{len(runs)}", others)
+    return table
+
+
+def show_plan(
+    console: Console,
+    study: Study,
+    statuses: Mapping[str, Status],
+    runs: Sequence[PlannedRun],
+    runs_dir: Path,
+) -> None:
+    """Print what a study consists of, which runs would be started now, and their commands."""
+    say = printer(console)
+    say(f"{study.title}\n{study.question}\n")
+    console.print(study_table(study, statuses, {}))
+    say("")
+    show_problems(console, study, statuses, runs_dir)
+    for run in runs:
+        again = statuses[run.name].state is not State.TO_DO
+        say(shlex.join(["python", *systems.command(run, runs_dir, overwrite=again)[1:]]))
+    say(f"\n{plan_line(study, runs)}; nothing was started (--dry-run)")
+
+
+def plan_line(study: Study, runs: Sequence[PlannedRun]) -> str:
+    """Say in a line how much a study is and how much of it is to be run now."""
+    return (
+        f"{study.name}: {len(study.runs)} runs, {_steps(study.runs):,} steps; "
+        f"to run now: {len(runs)} runs, {_steps(runs):,} steps, "
+        f"on {len(pool.available_cores())} CPU cores"
+    )
+
+
+def show_result(
+    console: Console,
+    study: Study,
+    statuses: Mapping[str, Status],
+    runs_dir: Path,
+    stopped: bool,
+) -> None:
+    """Print where a study stands in the end, and what can be done about what is not completed."""
+    say = printer(console)
+    console.print(study_table(study, statuses, {}))
+    done = sum(status.state is State.COMPLETED for status in statuses.values())
+    say(f"{done} of {len(study.runs)} runs completed")
+    show_problems(console, study, statuses, runs_dir)
+    states = {status.state for status in statuses.values()}
+    if stopped:
+        say("stopped: the same command goes on with the runs that were not started yet")
+    if states & {State.FAILED, State.INTERRUPTED}:
+        say("--retry runs what failed or was interrupted again, deleting what it left behind")
+    if State.CHANGED in states:
+        say("runs of another command are kept: use another --runs-dir, or move them away")
+
+
+def show_problems(
+    console: Console, study: Study, statuses: Mapping[str, Status], runs_dir: Path
+) -> None:
+    """Print a line for each run that failed, was interrupted, or is not the study's."""
+    say = printer(console)
+    for run in study.runs:
+        status = statuses[run.name]
+        if status.state in (State.FAILED, State.INTERRUPTED, State.CHANGED):
+            log = state.log_file(run, runs_dir)
+            where = f" (log: {log})" if log.exists() else ""
+            say(f"{status.state}: {run.name}: {status.note}{where}")
+
+
+def ended_line(run: PlannedRun, status: Status, seconds: float, count: int, total: int) -> str:
+    """Say in a line how a run ended."""
+    width = len(str(total))
+    note = f"  {status.note}" if status.note else ""
+    return f"[{count:>{width}}/{total}] {status.state:<11} {seconds:6.1f} s  {run.name}{note}"
+
+
+def summary(now: Snapshot) -> str:
+    """Say in a line how many runs are in which state, and how long it took and will take."""
+    states = [status.state for status in now.statuses.values()]
+    counts = [f"{states.count(kind)} {kind}" for kind in State if kind in states]
+    about = f", about {_clock(now.left)} left" if now.left is not None else ""
+    return f"{' · '.join(counts)} · {_clock(now.elapsed)}{about}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _seed_status(run: PlannedRun, now: State, part: float | None) -> str:
+    return f"s{run.seed} {now}" + (f" {part:.0%}" if part is not None else "")
+
+
+def _steps(runs: Sequence[PlannedRun]) -> int:
+    return sum(run.total_timesteps for run in runs)

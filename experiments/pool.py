@@ -1,0 +1,159 @@
+"""Runs commands as processes, several at once, each on CPU cores of its own."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from cleanba import record
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 20.0
+
+
+class Job(NamedTuple):
+    """A command to run."""
+
+    name: str
+    command: list[str]
+    log: Path
+    cores: int
+
+
+class Active(NamedTuple):
+    """A command at work."""
+
+    job: Job
+    process: subprocess.Popen
+    cores: tuple[int, ...]
+    started: float
+
+
+class Ended(NamedTuple):
+    """A command that has ended; the exit code is None if it could not even be started."""
+
+    job: Job
+    exit_code: int | None
+    seconds: float
+    error: str = ""
+
+
+class Tick(NamedTuple):
+    """A look at the pool: who is at work, and who has ended since the last look."""
+
+    active: tuple[Active, ...]
+    ended: tuple[Ended, ...]
+
+
+def available_cores() -> tuple[int, ...]:
+    """Return the CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def run_jobs(
+    jobs: Sequence[Job], cores: Sequence[int], at_once: int, keep_open: Sequence[int] = ()
+) -> Iterator[Tick]:
+    """Run commands, each when as many cores as it asks for are free.
+
+    A job that asks for more cores than there are gets them all. Closing the iterator ends the
+    commands that are at work, with SIGTERM, and SIGKILL if that does not help.
+
+    Args:
+      jobs: the commands, in the order in which they should start where cores allow.
+      cores: the CPU cores to give out.
+      at_once: never run more commands than this at once.
+      keep_open: file descriptors that the commands inherit.
+
+    Yields:
+      The state of the pool, a few times a second and whenever something ended.
+    """
+    waiting = list(jobs)
+    free = list(cores)
+    active: list[Active] = []
+    try:
+        while waiting or active:
+            ended = []
+            for one in [one for one in active if one.process.poll() is not None]:
+                active.remove(one)
+                free += one.cores
+                seconds = time.monotonic() - one.started
+                ended.append(Ended(one.job, one.process.returncode, seconds))
+            while len(active) < at_once and (
+                job := _first_that_fits(waiting, len(free), len(cores))
+            ):
+                waiting.remove(job)
+                count = min(job.cores, len(cores))
+                given = tuple(sorted(free)[:count])
+                try:
+                    active.append(_start(job, given, keep_open))
+                    free = [core for core in free if core not in given]
+                except OSError as error:  # a full disk, say: costs this run, not the others
+                    ended.append(Ended(job, None, 0.0, f"cannot be started: {error.strerror}"))
+            yield Tick(tuple(active), tuple(ended))
+            if active and not ended:
+                time.sleep(POLL_SECONDS)
+    finally:
+        _end(active)
+
+
+def _first_that_fits(waiting: Sequence[Job], free: int, all_cores: int) -> Job | None:
+    return next((job for job in waiting if min(job.cores, all_cores) <= free), None)
+
+
+def _start(job: Job, cores: tuple[int, ...], keep_open: Sequence[int]) -> Active:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.log, "a") as log:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        log.write(f"# {now} {shlex.join(record.redact_command(job.command))}\n")
+        log.flush()
+        with _pinned_to(cores):
+            process = subprocess.Popen(
+                job.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends them
+                pass_fds=keep_open,
+            )
+    return Active(job, process, cores, time.monotonic())
+
+
+@contextlib.contextmanager
+def _pinned_to(cores: tuple[int, ...]) -> Iterator[None]:
+    """Bind this thread to the cores for a moment: a process inherits them from its first breath."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _end(active: Sequence[Active]) -> None:
+    """Ask processes to end, wait, and make those end that did not."""
+    for one in active:
+        _signal(one, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for one in active:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            one.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    for one in active:
+        if one.process.poll() is None:
+            _signal(one, signal.SIGKILL)
+            one.process.wait()
+
+
+def _signal(one: Active, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(one.process.pid, number)

@@ -1,0 +1,144 @@
+"""What the disk says of a planned run: the only memory that the launcher has.
+
+A study can thus be stopped in any way, moved, or joined by runs made by hand, and started again.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from cleanba import record
+from experiments import systems
+from experiments.study import PlannedRun
+
+
+class State(StrEnum):
+    """Where a planned run stands."""
+
+    TO_DO = "to do"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    CHANGED = "changed"  # completed, by a command that is not the study's (any more)
+
+
+class Status(NamedTuple):
+    """A state, and what there is to say of it in one line."""
+
+    state: State
+    note: str = ""
+    seconds: float | None = None  # from start to end, of a completed run
+
+
+def study_dir(run: PlannedRun, runs_dir: Path) -> Path:
+    """Return the folder of the records of a run's study."""
+    return runs_dir / run.study
+
+
+def run_dir(run: PlannedRun, runs_dir: Path) -> Path:
+    """Return the folder of the record of a run."""
+    return study_dir(run, runs_dir) / run.name
+
+
+def log_file(run: PlannedRun, runs_dir: Path) -> Path:
+    """Return the file that takes what a run prints; its record is written by the run alone."""
+    return study_dir(run, runs_dir) / "logs" / f"{run.name}.log"
+
+
+@contextlib.contextmanager
+def study_lock(directory: Path) -> Iterator[int | None]:
+    """Hold the lock of a study's folder, if it is free.
+
+    The lock belongs to the open file, so a process that inherits the descriptor holds it too: it
+    is free again when the launcher and all runs that it started, also those that it left behind
+    when it was killed, have ended.
+
+    Yields:
+      The descriptor to pass on to the runs, or None if somebody else holds the lock.
+    """
+    descriptor = os.open(directory / ".launch.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
+    except BlockingIOError:
+        yield None
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a launcher, or a run that it started, is at work in a study's folder."""
+    if not (directory / ".launch.lock").exists():
+        return False
+    with study_lock(directory) as descriptor:
+        return descriptor is None
+
+
+def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
+    """Find out where a run stands.
+
+    Args:
+      run: the run.
+      runs_dir: folder of all studies' records.
+      locked: whether somebody is at work in the study's folder, so that a record that says
+        `running` may be believed.
+    """
+    folder = run_dir(run, runs_dir)
+    try:
+        info = record.read_run(folder).info
+    except record.RecordError as error:
+        if folder.is_dir() and any(folder.iterdir()):
+            return Status(State.FAILED, str(error))
+        if log_file(run, runs_dir).exists():
+            return Status(State.FAILED, last_words(log_file(run, runs_dir)))
+        return Status(State.TO_DO)
+    match info["status"]:
+        case "completed":
+            planned = record.redact_command(systems.command(run, runs_dir))
+            script = systems.SYSTEMS[run.system].script
+            if not systems.same_run(info.get("command") or [], planned, script):
+                return Status(State.CHANGED, "completed earlier, with another command")
+            return Status(State.COMPLETED, seconds=_seconds(info))
+        case "failed":
+            return Status(State.FAILED, str(info.get("error") or "no error was recorded"))
+        case "running" if locked:
+            return Status(State.RUNNING)
+        case "running":
+            return Status(State.INTERRUPTED, "killed before it could end its record")
+        case _:
+            return Status(State.INTERRUPTED, str(info.get("error") or ""))
+
+
+def last_words(log: Path) -> str:
+    """Return the last line that a run printed; the launcher's own lines start with `#`."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"its log cannot be read: {error.strerror}"
+    words = next((line.strip() for line in reversed(lines) if line.strip()), "#")
+    return (
+        "ended without a record or a word" if words.startswith("#") else record.redact_text(words)
+    )
+
+
+def steps_done(run: PlannedRun, runs_dir: Path) -> int:
+    """Return how many steps a run has learned from so far, as its record says."""
+    try:
+        updates = record.read_run(run_dir(run, runs_dir)).lines("updates")
+    except (record.RecordError, OSError):
+        return 0
+    return int(updates[-1].get("step") or 0) if updates else 0
+
+
+def _seconds(info: dict) -> float | None:
+    try:
+        ended, started = (datetime.fromisoformat(info[name]) for name in ("ended", "started"))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return (ended - started).total_seconds()

@@ -1,0 +1,201 @@
+"""Studies as data: a small TOML file says what to compare, this module makes the list of runs.
+
+A study is systems x hardware settings x environments x seeds x budget, in one or several blocks:
+
+    title = "..."
+    question = "..."
+
+    [settings.a0-l0-t1]
+    num_actor_threads = 1
+    ...
+
+    [[runs]]
+    systems = ["cleanba_ppo"]
+    settings = ["a0-l0-t1"]
+    env_ids = ["CartPole-v1"]
+    seeds = [1, 2, 3]
+    total_timesteps = 100_000
+    [runs.hyperparameters]
+    num_envs = 8
+
+Hyperparameters are whatever the systems of the block take as flags; a hardware setting is said in
+the fields of `Setting`, which every system translates for itself (see experiments/systems.py).
+"""
+
+import difflib
+import itertools
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cleanba import record
+
+STUDIES = Path(__file__).parent / "studies"
+
+
+class StudyError(Exception):
+    """A study that cannot be read or makes no sense; the message is one line."""
+
+
+class Setting(NamedTuple):
+    """A hardware setting: all that may change the speed of a run, and nothing else of it."""
+
+    name: str
+    num_actor_threads: int
+    actor_device_ids: tuple[int, ...]
+    learner_device_ids: tuple[int, ...]
+    host_devices: int  # devices that the CPU is made to show; 0 leaves the machine as it is
+    cores: int  # CPU cores that a run gets for itself
+
+
+class PlannedRun(NamedTuple):
+    """One run of a study."""
+
+    study: str
+    system: str
+    setting: Setting
+    env_id: str
+    seed: int
+    total_timesteps: int
+    hyperparameters: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return record.run_name(self.system, self.setting.name, self.env_id, self.seed)
+
+
+class Study(NamedTuple):
+    """A question, and the runs that answer it."""
+
+    name: str
+    title: str
+    question: str
+    runs: tuple[PlannedRun, ...]
+
+
+def study_names() -> list[str]:
+    """Return the names of the studies that come with the toolkit."""
+    return sorted(path.stem for path in STUDIES.glob("*.toml"))
+
+
+def find_study(name: str) -> Path:
+    """Return the file of a study.
+
+    Args:
+      name: the name of a study in `experiments/studies`, or the path of a TOML file.
+
+    Raises:
+      StudyError: if there is no such study; the message names the nearest ones.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise StudyError(f"there is no study file {name}")
+        return path
+    known = study_names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known) or known
+        raise StudyError(f"there is no study {name!r}; did you mean {' or '.join(near)}?")
+    return STUDIES / f"{name}.toml"
+
+
+def load_study(path: Path) -> Study:
+    """Read a study file.
+
+    Args:
+      path: a TOML file as the docstring of this module describes it.
+
+    Raises:
+      StudyError: if the file is not readable, lacks or misspells a field, or plans a run twice.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise StudyError(f"{path.name}: {error}") from None
+    _check_fields(
+        path, "the study", data, {"title": str, "question": str, "settings": dict, "runs": list}
+    )
+    settings = {name: _setting(path, name, fields) for name, fields in data["settings"].items()}
+    name = path.stem if path.stem != "study" else path.parent.name
+    runs = tuple(run for block in data["runs"] for run in _block_runs(path, name, settings, block))
+    twice = [run for run, count in Counter(run.name for run in runs).items() if count > 1]
+    if twice:
+        raise StudyError(f"{path.name}: plans the run {twice[0]} more than once")
+    if not runs:
+        raise StudyError(f"{path.name}: plans no run")
+    return Study(name, data["title"].strip(), " ".join(data["question"].split()), runs)
+
+
+def _setting(path: Path, name: str, fields: Any) -> Setting:
+    _check_fields(
+        path,
+        f"the setting {name!r}",
+        fields,
+        {
+            "num_actor_threads": int,
+            "actor_device_ids": list,
+            "learner_device_ids": list,
+            "host_devices": int,
+            "cores": int,
+        },
+    )
+    if fields["cores"] < 1 or fields["num_actor_threads"] < 1:
+        raise StudyError(
+            f"{path.name}: the setting {name!r} needs at least one core and one thread"
+        )
+    ids = {key: tuple(fields[key]) for key in ("actor_device_ids", "learner_device_ids")}
+    return Setting(name=name, **{**fields, **ids})
+
+
+def _block_runs(
+    path: Path, study: str, settings: Mapping[str, Setting], block: Any
+) -> list[PlannedRun]:
+    _check_fields(
+        path,
+        "a [[runs]] block",
+        block,
+        {
+            "systems": list,
+            "settings": list,
+            "env_ids": list,
+            "seeds": list,
+            "total_timesteps": int,
+            "hyperparameters": dict,
+        },
+    )
+    unknown = [name for name in block["settings"] if name not in settings]
+    if unknown:
+        raise StudyError(
+            f"{path.name}: a [[runs]] block names the setting {unknown[0]!r}, not defined"
+        )
+    axes = itertools.product(block["settings"], block["systems"], block["env_ids"], block["seeds"])
+    return [
+        PlannedRun(
+            study=study,
+            system=system,
+            setting=settings[setting],
+            env_id=env_id,
+            seed=seed,
+            total_timesteps=block["total_timesteps"],
+            hyperparameters=block["hyperparameters"],
+        )
+        for setting, system, env_id, seed in axes
+    ]
+
+
+def _check_fields(path: Path, what: str, data: Any, fields: Mapping[str, type]) -> None:
+    """Require exactly these fields, with these types: a misspelt one must not pass silently."""
+    if not isinstance(data, dict):
+        raise StudyError(f"{path.name}: {what} is not a table")
+    missing = [name for name in fields if name not in data]
+    unknown = [name for name in data if name not in fields]
+    if missing:
+        raise StudyError(f"{path.name}: {what} lacks {missing[0]!r}")
+    if unknown:
+        raise StudyError(f"{path.name}: {what} has an unknown field {unknown[0]!r}")
+    for name, kind in fields.items():
+        if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
+            raise StudyError(f"{path.name}: {what}: {name} must be of type {kind.__name__}")

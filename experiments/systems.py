@@ -1,0 +1,142 @@
+"""The systems that studies compare, one entry each: its name, its command, how it says a run.
+
+To add a system of any framework: write one entry whose `arguments` turn a planned run into the
+flags of your program, which writes a run record (docs/run-record.md) into the folder
+`<runs-dir>/<study>/<run name>`. The launcher knows nothing else of it.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.study import PlannedRun, StudyError
+
+ROOT = Path(__file__).parents[1]
+
+# Flags that say where and how a run is kept, not what it is: two commands that differ in these
+# alone make the same run.
+HOUSEKEEPING = {"--runs-dir": 1, "--overwrite": 0, "--no-progress": 0}
+
+
+class System(NamedTuple):
+    """One system of a comparison."""
+
+    name: str
+    script: str  # below the root of the source tree
+    arguments: Callable[[PlannedRun], list[str]]
+
+
+def flags(values: Mapping[str, Any]) -> list[str]:
+    """Write settings as command line flags.
+
+    Args:
+      values: e.g. `{"num_envs": 8, "anneal_lr": False, "learner_device_ids": [0, 1]}`.
+
+    Returns:
+      e.g. `["--num-envs", "8", "--no-anneal-lr", "--learner-device-ids", "0", "1"]`.
+    """
+    words = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, (list, tuple)):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def cleanba_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of the Cleanba trainers; `-sync` is their synchronous architecture."""
+    setting = run.setting
+    return flags(
+        {
+            "env_id": run.env_id,
+            "seed": run.seed,
+            "total_timesteps": run.total_timesteps,
+            **run.hyperparameters,
+            "concurrency": not run.system.endswith("-sync"),
+            "num_actor_threads": setting.num_actor_threads,
+            "actor_device_ids": setting.actor_device_ids,
+            "learner_device_ids": setting.learner_device_ids,
+            **({"xla_host_devices": setting.host_devices} if setting.host_devices else {}),
+            "study": run.study,
+            "setting": setting.name,
+        }
+    )
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("cleanba_ppo", "cleanba/cleanba_ppo.py", cleanba_arguments),
+        System("cleanba_ppo-sync", "cleanba/cleanba_ppo.py", cleanba_arguments),
+        System("cleanba_impala", "cleanba/cleanba_impala.py", cleanba_arguments),
+        System("cleanba_impala-sync", "cleanba/cleanba_impala.py", cleanba_arguments),
+    )
+}
+
+
+def check_systems(runs: Iterable[PlannedRun]) -> None:
+    """Refuse runs of systems that have no entry here.
+
+    Raises:
+      StudyError: for the first such run; the message names the nearest systems.
+    """
+    for run in runs:
+        if run.system not in SYSTEMS:
+            near = difflib.get_close_matches(run.system, SYSTEMS) or list(SYSTEMS)
+            raise StudyError(
+                f"there is no system {run.system!r}; did you mean {' or '.join(near)}?"
+            )
+
+
+def command(run: PlannedRun, runs_dir: Path, overwrite: bool = False) -> list[str]:
+    """Return the command line of a run.
+
+    Args:
+      run: the run.
+      runs_dir: folder of all studies' records.
+      overwrite: let the run delete what an earlier try left in its folder.
+    """
+    system = SYSTEMS[run.system]
+    script = os.path.relpath(ROOT / system.script)
+    words = [sys.executable, script, *system.arguments(run), "--runs-dir", str(runs_dir)]
+    return [*words, "--no-progress", *(["--overwrite"] if overwrite else [])]
+
+
+def same_run(recorded: list[str], planned: list[str], script: str) -> bool:
+    """Whether two command lines make the same run, wherever they were started and write to.
+
+    Args:
+      recorded: the command in a run record.
+      planned: the command that the study would start.
+      script: the program, as in the entry of the system.
+
+    Returns:
+      True also where the recorded command is not of this program, so that nothing can be said.
+    """
+    recorded_arguments = _arguments_of(recorded, script)
+    return recorded_arguments is None or recorded_arguments == _arguments_of(planned, script)
+
+
+def _arguments_of(words: list[str], script: str) -> list[str] | None:
+    """Return the words after the script, without the housekeeping flags and their values."""
+    name = Path(script).name
+    at = next((i for i, word in enumerate(words) if Path(word).name == name), None)
+    if at is None:
+        return None
+    kept = []
+    skip = 0
+    for word in words[at + 1 :]:
+        if word in HOUSEKEEPING:
+            skip = HOUSEKEEPING[word]
+        elif skip:
+            skip -= 1
+        else:
+            kept.append(word)
+    return kept
