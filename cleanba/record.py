@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 SCHEMA_VERSION = 1
 LINE_FILES = ("episodes", "updates", "rollouts")
 STATUSES = ("running", "completed", "failed", "interrupted")
@@ -235,6 +237,14 @@ def check_writable(directory: Path, overwrite: bool) -> None:
         raise RecordError(f"{directory} already holds a run: --overwrite deletes it")
 
 
+def _parse(raw: bytes) -> Any:
+    """Parse a line of JSON: with orjson, four times as fast, or else (NaN) as Python would."""
+    try:
+        return orjson.loads(raw)
+    except ValueError:
+        return json.loads(raw)
+
+
 @dataclass
 class Run:
     """One run record as read: its header, its lines by column, and what was wrong with it."""
@@ -267,7 +277,7 @@ class Run:
         rows = []
         for number, raw in enumerate(raw_lines, start=1):
             try:
-                row = json.loads(raw)
+                row = _parse(raw)
             except ValueError as error:
                 raise RecordError(f"{path}, line {number}: not JSON ({error})") from None
             if not isinstance(row, dict):

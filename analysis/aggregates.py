@@ -1,0 +1,185 @@
+"""Mean, median, interquartile mean and optimality gap of the scores of runs over environments.
+
+As in Agarwal et al., "Deep RL at the edge of the statistical precipice" (arXiv 2108.13264) and
+its library rliable, which serves as the oracle in the tests; here with any number of runs per
+environment.
+
+A set of scores is a list with one array of runs per environment. Every function also takes
+`counts`, how often each run was drawn in each bootstrap replicate, and then returns one value per
+replicate: a replicate is nothing but other weights on the same, once sorted, scores, which is what
+makes tens of thousands of them cheap. No matrix product is used, since the sums of a BLAS depend
+on its number of threads, and an interval must be the same to the last bit on every machine.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Scores = Sequence[np.ndarray]
+
+
+def _flat(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return values `[N]`, the environment of each `[N]`, and the runs per environment `[M]`."""
+    sizes = np.array([len(column) for column in scores])
+    if not len(sizes) or not sizes.all():
+        raise ValueError("every environment needs at least one run")
+    values = np.concatenate([np.asarray(column, dtype=np.float64) for column in scores])
+    if np.isnan(values).any():
+        raise ValueError("a score is NaN: leave the run out, and say so")
+    return values, np.repeat(np.arange(len(sizes)), sizes), sizes
+
+
+def _ones(counts: np.ndarray | None, size: int) -> np.ndarray:
+    return np.ones((size, 1), dtype=np.uint8) if counts is None else counts
+
+
+def _value(result: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
+    """Without bootstrap counts there is one replicate, and the answer is a number."""
+    return result[0] if counts is None else result
+
+
+def environment_means(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return the mean score of each environment, `[M, R]` (`[M]` without counts)."""
+    values, _, sizes = _flat(scores)
+    drawn = _ones(counts, len(values))
+    means = np.zeros((len(sizes), drawn.shape[1]))
+    run = 0
+    for env, size in enumerate(sizes):
+        for _ in range(size):
+            means[env] += values[run] * drawn[run]
+            run += 1
+        means[env] /= size
+    return means[:, 0] if counts is None else means
+
+
+def mean(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return the mean over environments of the mean over runs.
+
+    Args:
+      scores: one array of normalised scores per environment, any number of runs each, N in all.
+      counts: how often each run was drawn, `[N, R]`, environments in order; None for the data.
+
+    Returns:
+      A number, or `[R]` with counts.
+    """
+    means = environment_means(scores, _ones(counts, sum(map(len, scores))))
+    total = np.zeros(means.shape[1])
+    for row in means:
+        total += row
+    return _value(total / len(means), counts)
+
+
+def median(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return the median over environments of the mean over runs; arguments as for `mean`."""
+    means = environment_means(scores, _ones(counts, sum(map(len, scores))))
+    ordered = np.ascontiguousarray(means.T)
+    middle = len(means) // 2
+    if len(means) % 2:
+        ordered.partition(middle, axis=1)
+        return _value(ordered[:, middle].copy(), counts)
+    ordered.partition((middle - 1, middle), axis=1)
+    return _value((ordered[:, middle - 1] + ordered[:, middle]) / 2, counts)
+
+
+def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return the interquartile mean over all runs: their mean without the top and bottom quarter.
+
+    With equally many runs per environment this is the 25% trimmed mean of all N runs, of which
+    floor(N / 4) are cut at either end, as in rliable. With unequal numbers every environment keeps
+    the same weight, shared by its runs, and floor(N / 4) average runs' worth of weight are cut at
+    either end; a run at the edge counts for the part of its weight that is inside.
+
+    Arguments as for `mean`.
+    """
+    values, envs, sizes = _flat(scores)
+    drawn = _ones(counts, len(values))
+    order = np.argsort(values, kind="stable")
+    total = len(values)
+    cut = total // 4
+    if (sizes == sizes[0]).all():
+        small = np.min_scalar_type(total)  # sums of counts are small integers: exact, and fast
+        below = np.cumsum(drawn[order], axis=0, dtype=small)
+    else:
+        weights = total / len(sizes) / sizes[envs]
+        below = np.cumsum(drawn[order] * weights[order][:, None], axis=0)
+    np.clip(below, cut, total - cut, out=below)
+    # Summed by parts: sum of value x (weight inside) = last x all - sum of step x (weight below).
+    steps = np.diff(values[order])
+    result = values[order[-1]] * (below[-1].astype(np.float64) - cut)
+    for i in np.flatnonzero(steps):
+        result -= steps[i] * (below[i] - np.float64(cut))
+    return _value(result / (total - 2 * cut), counts)
+
+
+def optimality_gap(
+    scores: Scores, counts: np.ndarray | None = None, target: float = 1.0
+) -> np.ndarray:
+    """Return by how much runs fall short of the target, on average; arguments as for `mean`."""
+    return target - mean([np.minimum(column, target) for column in scores], counts)
+
+
+AGGREGATES: dict[str, Callable[..., np.ndarray]] = {
+    "median": median,
+    "iqm": iqm,
+    "mean": mean,
+    "optimality_gap": optimality_gap,
+}
+
+
+def profile(scores: Scores, taus: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return the performance profile: the share of runs with a score above each threshold.
+
+    Every environment has the same weight, whatever its number of runs.
+
+    Args:
+      scores: as for `mean`.
+      taus: thresholds, `[T]`.
+      counts: as for `mean`.
+
+    Returns:
+      `[T]`, or `[T, R]` with counts.
+    """
+    values, envs, sizes = _flat(scores)
+    drawn = _ones(counts, len(values))
+    order = np.argsort(values, kind="stable")
+    weights = 1 / len(sizes) / sizes[envs]
+    first = np.searchsorted(values[order], taus, side="right")
+    above = np.zeros((len(values) + 1, drawn.shape[1]))
+    for i in reversed(range(len(values))):
+        above[i] = above[i + 1] + weights[order[i]] * drawn[order[i]]
+    return above[first, 0] if counts is None else above[first]
+
+
+def probability_of_improvement(
+    x: Scores,
+    y: Scores,
+    counts_x: np.ndarray | None = None,
+    counts_y: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return how likely a run of X beats a run of Y, ties counted half, averaged over environments.
+
+    Args:
+      x: one array of scores per environment.
+      y: the same for the other system, on the same environments in the same order.
+      counts_x: as for `mean`; with `counts_y` or not at all.
+      counts_y: as for `mean`.
+
+    Returns:
+      A number, or `[R]` with counts.
+    """
+    if len(x) != len(y):
+        raise ValueError("both systems need the same environments")
+    drawn_x = _ones(counts_x, sum(map(len, x)))
+    drawn_y = _ones(counts_y, sum(map(len, y)))
+    total = np.zeros(drawn_x.shape[1])
+    row_x = row_y = 0
+    for a, b in zip(x, y, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
+        for i, row in enumerate(wins):
+            against = np.zeros(total.shape)
+            for j in np.flatnonzero(row):
+                against += row[j] * drawn_y[row_y + j]
+            total += against * drawn_x[row_x + i] / (len(a) * len(b))
+        row_x, row_y = row_x + len(a), row_y + len(b)
+    return _value(total / len(x), counts_x)

@@ -1,0 +1,233 @@
+"""Learning curves: every run on one grid of steps or of time, and bands over runs."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import aggregates, bootstrap
+from analysis.references import normalize
+from analysis.scores import EPISODES, run_episodes, trailing_mean
+from analysis.tables import KEYS, Tables
+
+AXES = {"step": "step", "time": "wall_time"}
+POINTS = 100
+
+
+class Curves(NamedTuple):
+    """Runs on one grid.
+
+    Attributes:
+      axis: `step` or `time`.
+      grid: `[P]`, agent steps or seconds.
+      values: `[N, P]`, the running mean of the returns; NaN before the first episode of a run and
+        beyond its end (a curve is never drawn on).
+      runs: the keys of the N runs.
+    """
+
+    axis: str
+    grid: np.ndarray
+    values: np.ndarray
+    runs: pd.DataFrame
+
+
+def smooth(
+    at: np.ndarray, returns: np.ndarray, grid: np.ndarray, window: int = EPISODES
+) -> np.ndarray:
+    """Return the mean of the last `window` episodes that had ended at each point of a grid.
+
+    Args:
+      at: step or wall time of each episode's end, in any order, `[E]`.
+      returns: `[E]`.
+      grid: ascending, `[P]`.
+      window: number of episodes.
+
+    Returns:
+      `[P]`; NaN before the first episode.
+    """
+    order = np.argsort(at, kind="stable")
+    means = trailing_mean(np.asarray(returns, dtype=float)[order], window)
+    ended = np.searchsorted(np.asarray(at)[order], grid, side="right")
+    return np.concatenate([[np.nan], means])[ended]
+
+
+def run_curves(
+    tables: Tables,
+    axis: str = "step",
+    points: int = POINTS,
+    window: int = EPISODES,
+    grid: np.ndarray | None = None,
+) -> Curves:
+    """Put all runs of the tables on one grid.
+
+    Args:
+      tables: as read by an importer.
+      axis: `step` or `time`.
+      points: number of points; the last is the end of the longest run.
+      window: number of episodes that a point averages.
+      grid: used instead of an even one.
+    """
+    column = AXES[axis]
+    runs = run_episodes(tables.curves)
+    totals = tables.runs.set_index("run")["steps" if axis == "step" else "seconds"].to_dict()
+    ends = []
+    for key, run in runs:
+        last = run[column].max()
+        total = totals.get(key[0], np.nan)
+        ends.append(max(last, total) if total == total else last)
+    if grid is None:
+        longest = max((e for e in ends if e == e), default=1.0)
+        grid = np.linspace(longest / points, longest, points)
+    values = np.full((len(runs), len(grid)), np.nan)
+    for row, ((_, run), end) in enumerate(zip(runs, ends, strict=True)):
+        curve = smooth(run[column].to_numpy(), run["return"].to_numpy(), grid, window)
+        values[row] = np.where(grid <= end * (1 + 1e-9), curve, np.nan)
+    return Curves(axis, grid, values, pd.DataFrame([key for key, _ in runs], columns=KEYS))
+
+
+def normalized(curves: Curves, normalization: str = "human") -> Curves:
+    """Return the curves with every run's values as normalised scores (see `references`)."""
+    values = np.stack(
+        [normalize(v, e, normalization) * np.ones_like(v) for v, e in _by_env(curves)]
+    ) if len(curves.values) else curves.values  # fmt: skip
+    return curves._replace(values=values)
+
+
+def _by_env(curves: Curves) -> list[tuple[np.ndarray, str]]:
+    return list(zip(curves.values, curves.runs["env_id"], strict=True))
+
+
+def band(
+    scores: Sequence[np.ndarray],
+    statistic: Callable = aggregates.iqm,
+    repetitions: int = 2000,
+    level: float = bootstrap.LEVEL,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return an aggregate along curves, with its stratified bootstrap band.
+
+    One draw of runs serves all points: a replicate is a set of whole curves.
+
+    Args:
+      scores: one array `[runs, P]` per environment. Points where a run is NaN have no aggregate,
+        for there is no honest one: the runs that are left would be others than before.
+      statistic: of `analysis.aggregates`.
+      repetitions: bootstrap replicates.
+      level: of confidence.
+      seed: of the draws.
+
+    Returns:
+      `[3, P]`: value, low, high; low and high are NaN where every environment has one run only.
+    """
+    sizes = [len(column) for column in scores]
+    points = scores[0].shape[1]
+    whole = np.flatnonzero(np.all([np.isfinite(c).all(axis=0) for c in scores], axis=0))
+    result = np.full((3, points), np.nan)
+    at = [[column[:, p] for column in scores] for p in range(points)]
+    for p in whole:
+        result[0, p] = statistic(at[p])
+    if max(sizes) < 2 or not len(whole):
+        return result
+
+    def along(counts: np.ndarray) -> np.ndarray:
+        return np.stack([statistic(at[p], counts) for p in whole])
+
+    drawn = bootstrap.replicates(along, sizes, repetitions, seed)
+    result[1:, whole] = bootstrap.percentile_interval(drawn, level)
+    return result
+
+
+def curve_table(
+    tables: Tables,
+    axis: str = "step",
+    points: int = POINTS,
+    window: int = EPISODES,
+    statistic: Callable = aggregates.mean,
+    repetitions: int = 2000,
+    level: float = bootstrap.LEVEL,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return the learning curve of every system and setting on every environment.
+
+    Returns:
+      system, setting, env_id, x (steps or seconds), value, low, high (returns, over seeds), runs.
+    """
+    curves = run_curves(tables, axis, points, window)
+    frames = []
+    for key, rows in _groups(curves.runs, ["system", "setting", "env_id"]):
+        values = band([curves.values[rows]], statistic, repetitions, level, seed)
+        frames.append(_frame(("system", "setting", "env_id"), key, curves.grid, values, len(rows)))
+    return _concat(frames, ["system", "setting", "env_id"])
+
+
+def aggregate_curve_table(
+    tables: Tables,
+    axis: str = "step",
+    points: int = POINTS,
+    window: int = EPISODES,
+    metrics: Sequence[str] = ("median", "iqm"),
+    normalization: str = "human",
+    repetitions: int = 2000,
+    level: float = bootstrap.LEVEL,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return sample-efficiency (axis `step`) or wall-time-efficiency (axis `time`) curves.
+
+    Environments without a reference are left out; `quality` names them.
+
+    Returns:
+      system, setting, metric, x, value, low, high (normalised scores), runs, environments.
+    """
+    curves = normalized(run_curves(tables, axis, points, window), normalization)
+    frames = []
+    for key, rows in _groups(curves.runs, ["system", "setting"]):
+        envs = curves.runs["env_id"].to_numpy()[rows]
+        strata = [curves.values[rows[envs == env]] for env in sorted(set(envs))]
+        strata = [s for s in strata if np.isfinite(s).any()]
+        if not strata:
+            continue
+        for metric in metrics:
+            values = band(strata, aggregates.AGGREGATES[metric], repetitions, level, seed)
+            frame = _frame(("system", "setting"), key, curves.grid, values, sum(map(len, strata)))
+            frame.insert(2, "metric", metric)
+            frame["environments"] = len(strata)
+            frames.append(frame)
+    return _concat(frames, ["system", "setting", "metric"])
+
+
+def _groups(runs: pd.DataFrame, by: list[str]) -> list[tuple[tuple, np.ndarray]]:
+    return [(key, group.index.to_numpy()) for key, group in runs.groupby(by, sort=True)]
+
+
+def _frame(
+    names: Sequence[str], key: tuple, grid: np.ndarray, values: np.ndarray, runs: int
+) -> pd.DataFrame:
+    labels = {name: [label] * len(grid) for name, label in zip(names, key, strict=True)}
+    return pd.DataFrame(
+        {**labels, "x": grid, "value": values[0], "low": values[1], "high": values[2], "runs": runs}
+    )
+
+
+def _concat(frames: list[pd.DataFrame], names: list[str]) -> pd.DataFrame:
+    if not frames:
+        return pd.DataFrame(columns=[*names, "x", "value", "low", "high", "runs"])
+    return pd.concat(frames, ignore_index=True)
+
+
+def area_under_curve(grid: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the mean height of curves over the part of the grid where all are finite.
+
+    Args:
+      grid: `[P]`.
+      values: `[N, P]`.
+
+    Returns:
+      `[N]`: the area under each curve (trapezoids) over the width of that part; NaN if it has fewer
+      than two points.
+    """
+    whole = np.flatnonzero(np.isfinite(values).all(axis=0))
+    if len(whole) < 2:
+        return np.full(len(values), np.nan)
+    x, y = grid[whole], values[:, whole]
+    return np.sum((y[:, 1:] + y[:, :-1]) / 2 * np.diff(x), axis=1) / (x[-1] - x[0])

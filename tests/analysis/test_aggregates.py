@@ -1,0 +1,152 @@
+"""Aggregates and intervals equal rliable's, and hold what closed forms say."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from rliable import library, metrics
+
+from analysis import aggregates, bootstrap
+
+ORACLE = {
+    "mean": metrics.aggregate_mean,
+    "median": metrics.aggregate_median,
+    "iqm": metrics.aggregate_iqm,
+    "optimality_gap": metrics.aggregate_optimality_gap,
+}
+
+
+def columns(matrix):
+    return list(matrix.T)
+
+
+@pytest.mark.parametrize("shape", [(3, 57), (5, 26), (2, 1), (10, 4), (1, 7), (3, 100)])
+@pytest.mark.parametrize("name", ORACLE)
+def test_equal_to_rliable(name, shape):
+    scores = np.random.default_rng(1).gamma(2, 1, shape)
+    ours = aggregates.AGGREGATES[name](columns(scores))
+    assert ours == pytest.approx(ORACLE[name](scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ORACLE)
+def test_a_replicate_is_the_aggregate_of_the_runs_drawn(name):
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=(4, 6))
+    counts = bootstrap.draw_counts([4] * 6, 50, rng)
+    ours = aggregates.AGGREGATES[name](columns(scores), counts)
+    for r in range(50):
+        drawn = [np.repeat(scores[:, e], counts[4 * e : 4 * e + 4, r]) for e in range(6)]
+        assert ours[r] == pytest.approx(ORACLE[name](np.array(drawn).T), abs=1e-12)
+
+
+def test_unequal_numbers_of_runs_give_every_environment_the_same_weight():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=3), rng.normal(size=5)
+    # Repeating runs until the numbers are equal must not change anything but where IQM is cut:
+    # 30 runs cut 7 each side, 8 runs cut 2 of 8; so compare where both cut the same share.
+    for name in ("mean", "median", "optimality_gap"):
+        repeated = [np.tile(a, 5), np.tile(b, 3)]
+        ours = aggregates.AGGREGATES[name]([a, b])
+        assert ours == pytest.approx(aggregates.AGGREGATES[name](repeated), abs=1e-12)
+    repeated = [np.tile(a, 20), np.tile(b, 12)]
+    assert aggregates.iqm([a, b]) == pytest.approx(aggregates.iqm(repeated), abs=1e-12)
+
+
+def test_profile_equals_rliable():
+    scores = np.random.default_rng(4).gamma(2, 1, (5, 20))
+    taus = np.linspace(0, 8, 41)
+    ours = aggregates.profile(columns(scores), taus)
+    np.testing.assert_allclose(ours, library.score_distributions(scores, taus), atol=1e-12)
+
+
+def test_probability_of_improvement_equals_rliable():
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 6, (5, 12)).astype(float)  # with ties
+    y = rng.integers(0, 5, (3, 12)).astype(float)
+    ours = aggregates.probability_of_improvement(columns(x), columns(y))
+    assert ours == pytest.approx(metrics.probability_of_improvement(x, y), abs=1e-12)
+
+
+def test_nan_is_refused():
+    with pytest.raises(ValueError, match="NaN"):
+        aggregates.iqm([np.array([1.0, np.nan])])
+    with pytest.raises(ValueError, match="at least one run"):
+        aggregates.mean([np.array([1.0]), np.array([])])
+
+
+def test_draws_are_uniform_within_each_environment():
+    counts = bootstrap.draw_counts([3, 5, 1], 20_000, np.random.default_rng(6))
+    assert (counts[:3].sum(axis=0) == 3).all()
+    assert (counts[3:8].sum(axis=0) == 5).all()
+    assert (counts[8] == 1).all()
+    # of 3 draws from 3 runs, each run is drawn Binomial(3, 1/3) times
+    for row in counts[:3]:
+        seen = np.bincount(row, minlength=4)
+        expected = scipy.stats.binom.pmf(range(4), 3, 1 / 3) * 20_000
+        assert scipy.stats.chisquare(seen, expected).pvalue > 1e-4
+    # and draws of different environments are independent
+    assert abs(np.corrcoef(counts[0], counts[3])[0, 1]) < 0.03
+
+
+def test_intervals_equal_rliable_within_monte_carlo_error():
+    scores = np.random.default_rng(7).gamma(2, 1, (3, 20))
+    repetitions = 4000
+
+    def all_four(x):
+        return np.array([ORACLE[name](x) for name in ORACLE])
+
+    np.random.seed(0)  # rliable ignores its random_state
+    _, oracle = library.get_interval_estimates({"a": scores}, all_four, reps=repetitions)
+    for i, name in enumerate(ORACLE):
+        statistic = aggregates.AGGREGATES[name]
+        values = bootstrap.replicates(
+            lambda c, s=statistic: s(columns(scores), c), [3] * 20, repetitions, seed=1
+        )
+        ours = bootstrap.percentile_interval(values)
+        # standard error of a sample quantile: sqrt(q (1 - q) / R) / density; 4.5 errors of the
+        # difference of two such quantiles
+        for side, q in enumerate((0.025, 0.975)):
+            near = np.quantile(values, [q - 0.01, q + 0.01])
+            density = 0.02 / (near[1] - near[0])
+            error = np.sqrt(2 * q * (1 - q) / repetitions) / density
+            assert abs(ours[side] - oracle["a"][side, i]) < 4.5 * error, name
+
+
+def test_the_same_seed_gives_the_same_bits():
+    scores = columns(np.random.default_rng(8).normal(size=(3, 57)))
+    sizes = [3] * 57
+
+    def once(seed):
+        return bootstrap.interval(lambda c: aggregates.iqm(scores, c), sizes, 6000, seed=seed)
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
+
+
+def test_one_run_each_gives_no_interval():
+    scores = [np.array([1.0]), np.array([2.0])]
+    result = bootstrap.interval(lambda c: aggregates.mean(scores, c), [1, 1])
+    assert result.value == 1.5
+    assert np.isnan(result.low)
+    assert np.isnan(result.high)
+
+
+def test_bca_equals_scipy():
+    sample = np.random.default_rng(9).exponential(size=30)
+    oracle = scipy.stats.bootstrap(
+        (sample,), np.mean, n_resamples=20_000, method="BCa", rng=np.random.default_rng(1)
+    ).confidence_interval
+    ours = bootstrap.interval(
+        lambda c: aggregates.mean([sample], c), [30], 20_000, seed=1, method="bca"
+    )
+    plain = bootstrap.interval(lambda c: aggregates.mean([sample], c), [30], 20_000, seed=1)
+    width = ours.high - ours.low
+    assert ours.low == pytest.approx(oracle.low, abs=0.03 * width)
+    assert ours.high == pytest.approx(oracle.high, abs=0.03 * width)
+    # and BCa does something: on skewed data it moves the interval up
+    assert ours.high - plain.high > 0.05 * width
+
+
+def test_jackknife_influence_of_the_mean_is_known():
+    sample = np.array([1.0, 2.0, 6.0])
+    influence = bootstrap.jackknife_influence(lambda c: aggregates.mean([sample], c), [3])
+    np.testing.assert_allclose(influence, (sample - 3) / 3)

@@ -1,0 +1,137 @@
+"""Scores, references and curves against hand-made runs."""
+
+import numpy as np
+import pytest
+
+from analysis import curves, references, scores
+from analysis.importers.records import read_records
+
+
+def test_57_games_and_their_values():
+    assert len(references.ATARI) == 57
+    # spot values of Wang et al. (arXiv 1511.06581)
+    assert references.reference("Breakout-v5") == (1.7, 30.5)
+    assert references.reference("ALE/Pong-v5") == (-20.7, 14.6)
+    assert references.reference("MontezumaRevengeNoFrameskip-v4") == (0.0, 4753.3)
+    assert references.reference("Breakout-v5", "record") == (1.7, 864.0)
+    assert references.reference("Surround-v5", "record") is None
+    assert references.reference("NoSuchGame-v5") is None
+    assert references.reference("CartPole-v1")[1] == 475
+    assert all(random < human for random, human, _ in references.ATARI.values())
+
+
+def test_normalized_is_0_at_random_and_1_at_human():
+    assert references.normalize(1.7, "Breakout-v5") == 0
+    assert references.normalize(30.5, "Breakout-v5") == 1
+    assert np.isnan(references.normalize(3, "Nowhere-v0"))
+
+
+def test_trailing_mean_is_the_plain_one():
+    returns = np.random.default_rng(0).normal(1e6, 1, 500)
+    ours = scores.trailing_mean(returns, 100)
+    plain = [returns[max(0, i - 99) : i + 1].mean() for i in range(500)]
+    np.testing.assert_allclose(ours, plain, rtol=1e-12)
+
+
+def test_trailing_mean_is_nan_only_where_a_nan_is_inside():
+    returns = np.arange(10.0)
+    returns[4] = np.nan
+    missing = np.isnan(scores.trailing_mean(returns, 3))
+    assert np.flatnonzero(missing).tolist() == [4, 5, 6]
+
+
+def test_score_of_a_run():
+    at = np.arange(1, 301)
+    returns = np.concatenate([np.zeros(100), np.full(100, 9.0), np.full(100, 5.0)])
+    assert scores.score_at_end(returns) == 5
+    assert scores.score_at(at, returns, 200) == 9
+    assert scores.score_at(at, returns, 150) == 4.5
+    assert scores.best_score(returns) == 9
+    assert np.isnan(scores.score_at(at, returns, 0))
+    assert np.isnan(scores.score_at_end(np.empty(0)))
+
+
+def test_required_time_is_when_the_running_mean_reaches_the_target():
+    times = np.arange(1.0, 301.0)
+    returns = np.concatenate([np.zeros(100), np.full(200, 10.0)])
+    # after k episodes of 10 the mean of the last 100 is k / 10
+    assert scores.time_to_reach(times, returns, 5.0) == 150
+    assert scores.time_to_reach(times, returns, 10.0) == 200
+    assert scores.time_to_reach(times, returns, 10.1) == np.inf
+
+
+def test_hts_metrics_use_the_fastest_run_as_time_limit(write_run, tmp_path):
+    write_run(seed=1, returns=np.arange(200.0), total_steps=2000)
+    write_run(seed=2, returns=np.arange(200.0), total_steps=1000)
+    table = scores.hts_metrics(read_records([tmp_path]), targets=[100.0])
+    slow, fast = (table[table["seed"] == seed].iloc[0] for seed in (1, 2))
+    assert slow["time_limit"] == fast["time_limit"] == 10
+    assert slow["final_metric"] == fast["final_metric"] == fast["final_time_metric"] == 149.5
+    assert slow["final_time_metric"] == 49.5  # half of its 200 episodes, 0 to 99
+    assert slow["required_time_100"] == pytest.approx(2 * fast["required_time_100"])
+
+
+def test_final_scores_by_rule(write_run):
+    tables = read_records([write_run(returns=np.arange(200.0))])
+    by = {
+        rule: scores.final_scores(tables, rule)["score"].item()
+        for rule in (
+            scores.Rule(),
+            scores.Rule(step=500),
+            scores.Rule(time=5),
+            scores.Rule(window=10),
+            scores.Rule(best=True),
+        )
+    }
+    assert list(by.values()) == [149.5, 49.5, 49.5, 194.5, 149.5]
+
+
+def test_a_curve_is_the_mean_of_the_last_episodes_and_is_never_drawn_on():
+    at = np.array([10, 20, 30])
+    returns = np.array([1.0, 2.0, 6.0])
+    smooth = curves.smooth(at, returns, np.array([5, 10, 25, 30, 99]), window=2)
+    np.testing.assert_array_equal(smooth, [np.nan, 1, 1.5, 4, 4])
+
+
+def test_runs_of_unequal_length_share_a_grid(write_run, tmp_path):
+    write_run(seed=1, total_steps=1000)
+    write_run(seed=2, total_steps=500)
+    result = curves.run_curves(read_records([tmp_path]), points=10)
+    assert result.grid[-1] == 1000
+    assert np.isfinite(result.values[0]).all()
+    assert np.isfinite(result.values[1]).tolist() == [True] * 5 + [False] * 5
+    table = curves.curve_table(read_records([tmp_path]), points=10)
+    assert table["value"].notna().tolist() == [True] * 5 + [False] * 5
+    assert (table["runs"] == 2).all()
+
+
+def test_bands_hold_the_curve_and_narrow_with_runs():
+    rng = np.random.default_rng(1)
+
+    def width(runs):
+        values = rng.normal(size=(runs, 1)) + np.linspace(0, 1, 20)
+        value, low, high = curves.band([values], curves.aggregates.mean, 2000)
+        np.testing.assert_allclose(value, values.mean(axis=0))
+        assert (low <= value).all()
+        assert (value <= high).all()
+        return np.mean(high - low)
+
+    assert width(80) < 0.5 * width(8)
+
+
+def test_aggregate_curves_are_in_normalised_scores(write_run, tmp_path):
+    for seed in (1, 2, 3):
+        for env_id in ("Breakout-v5", "Pong-v5"):
+            random, human = references.reference(env_id)
+            write_run(seed=seed, env_id=env_id, returns=np.full(50, (random + human) / 2))
+    table = curves.aggregate_curve_table(read_records([tmp_path]), points=5, repetitions=100)
+    assert len(table) == 10
+    assert table["value"].to_numpy() == pytest.approx(0.5)
+    assert set(table["runs"]) == {6}
+    assert set(table["environments"]) == {2}
+
+
+def test_area_under_a_straight_line():
+    grid = np.linspace(0, 2, 11)
+    area = curves.area_under_curve(grid, np.stack([grid, 3 * grid]))
+    np.testing.assert_allclose(area, [1, 3])
