@@ -1,0 +1,373 @@
+"""Cleanba's architecture: who produces, who consumes, and who waits for what.
+
+    actor threads --- rollout queue (size 1, one per thread) ---> learner
+          ^------------- parameter queue (size 1, one per thread) ----'
+
+The actors fetch parameters before every rollout, except before the second one of the Cleanba
+architecture. That one skipped fetch lets rollout i + 1 be collected while the learner learns from
+rollout i, and because both queues hold one item, it fixes which policy collects which rollout:
+
+    iteration:              1         2         3
+    synchronous, actor:     p1 -> d1  p2 -> d2  p3 -> d3
+    Cleanba, actor:         p1 -> d1  p1 -> d2  p2 -> d3
+    learner:                d1 -> p2  d2 -> p3  d3 -> p4
+
+(https://arxiv.org/abs/2310.00036, figure 1 and table 1). Nothing here knows an algorithm: the
+trainers bring a function that acts and a function that learns.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cleanba.environments import EpisodeStatistics
+
+Act = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+
+
+class GroupRollout(NamedTuple):
+    """T steps of the B environments of one group.
+
+    `dones[t]` says that `obs[t]` ended an episode: action t only resets that environment, and its
+    transition is not real.
+    """
+
+    obs: Any  # [T + 1, B, ...], the last one is the next rollout's first
+    dones: Any  # bool [T + 1, B]
+    actions: Any  # int32 [T, B]
+    rewards: Any  # float32 [T, B], as the agent learns from them
+    behaviour: Any  # what `act` returned beside the actions, stacked to [T, B, ...]
+
+
+class FinishedEpisode(NamedTuple):
+    """An episode that ended in a rollout."""
+
+    step: int  # agent steps of the whole run at the end of that environment step
+    wall_time: float  # clock time at the end of the rollout
+    env_index: int  # index of the environment in the run
+    episode_return: float
+    length: int
+
+
+class Rollout(NamedTuple):
+    """What crosses a rollout queue: one rollout of every group of an actor thread."""
+
+    thread: int
+    number: int  # from 1
+    version: int  # of the policy that collected all of it
+    wall_time: float  # clock time when it was complete
+    groups: dict[int, GroupRollout]  # on the learner device of each group
+    episodes: list[FinishedEpisode]
+    times: dict[str, float]  # seconds spent on it, by activity
+
+
+class Parameters(NamedTuple):
+    """What crosses a parameter queue."""
+
+    version: int
+    params: Any
+
+
+class Stopped(Exception):
+    """Raised in a thread that waits on a queue when the run is being ended."""
+
+
+class Failure:
+    """The first error of any thread. Every queue looks at it, so that nobody waits for the dead."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def report(self, error: BaseException) -> None:
+        """Keep the first error and end the run."""
+        with self._lock:
+            if self.error is None and not self.stopped.is_set():
+                self.error = error
+        self.stopped.set()
+
+
+class OneItemQueue:
+    """A queue of size 1 whose waits end when the run does, and which times its waits."""
+
+    def __init__(self, failure: Failure):
+        self._queue: queue.Queue = queue.Queue(maxsize=1)
+        self._failure = failure
+
+    def put(self, item: Any) -> float:
+        """Put an item when there is room; return the seconds waited."""
+        return self._wait(lambda: self._queue.put(item, timeout=0.2), queue.Full)[1]
+
+    def get(self) -> tuple[Any, float]:
+        """Get an item when there is one; return it and the seconds waited."""
+        return self._wait(lambda: self._queue.get(timeout=0.2), queue.Empty)
+
+    def _wait(self, attempt: Callable[[], Any], not_yet: type[Exception]) -> tuple[Any, float]:
+        start = time.perf_counter()
+        while not self._failure.stopped.is_set():
+            try:
+                result = attempt()
+            except not_yet:
+                continue
+            return result, time.perf_counter() - start
+        raise Stopped
+
+
+class EnvGroup:
+    """One environment group: its environments, its chain of keys, its fixed-shape inference call."""
+
+    def __init__(self, index: int, envs: Any, num_envs: int, key: jax.Array, act: Act):
+        """Reset the environments.
+
+        Args:
+          index: index of the group in the run.
+          envs: an EnvPool instance in synchronous mode with the gymnasium interface.
+          num_envs: number of its environments, B.
+          key: first key of the group's chain, on the device that acts.
+          act: (params, obs [B, ...], key) -> (actions [B], behaviour, next key), compiled.
+        """
+        self.index = index
+        self._envs = envs
+        self._num_envs = num_envs
+        self._key = key
+        self._act = act
+        self._env_ids = np.arange(num_envs, dtype=np.int32)
+        self._statistics = EpisodeStatistics(num_envs)
+        self._envs.async_reset()
+        self._obs = self._envs.recv()[0]
+        self._done = np.zeros(num_envs, bool)
+
+    def start_rollout(self, num_steps: int) -> None:
+        """Make room for a rollout; it begins with the observation that the last one ended with."""
+        shape = (num_steps, self._num_envs)
+        # New memory for every rollout: the learner may still be reading the last one's, which on a
+        # CPU it sees without a copy.
+        self._obs_buffer = np.empty((num_steps + 1, *self._obs.shape), self._obs.dtype)
+        self._dones = np.empty((num_steps + 1, self._num_envs), bool)
+        self._actions = np.empty(shape, np.int32)
+        self._rewards = np.empty(shape, np.float32)
+        self._behaviour: list[Any] = []
+        self._obs_buffer[0], self._dones[0] = self._obs, self._done
+
+    def act(self, params: Any, t: int) -> None:
+        """Choose the actions of step t and send them to the environments, which begin to step."""
+        actions, behaviour, self._key = self._act(params, self._obs, self._key)
+        self._behaviour.append(behaviour)
+        self._actions[t] = actions
+        self._envs.send(self._actions[t], self._env_ids)
+
+    def receive(self, t: int) -> list[tuple[int, float, int]]:
+        """Wait for the environments to finish step t; return its episodes as (index, return, length)."""
+        self._obs, reward, terminated, truncated, info = self._envs.recv()
+        self._done = terminated | truncated
+        self._rewards[t] = reward
+        self._obs_buffer[t + 1], self._dones[t + 1] = self._obs, self._done
+        return self._statistics.step(info.get("reward", reward), self._done)
+
+    def finish_rollout(self, device: jax.Device) -> GroupRollout:
+        """Hand the rollout over, on the device of the group's learner."""
+        behaviour = jax.tree.map(lambda *x: np.stack(x), *jax.device_get(self._behaviour))
+        rollout = GroupRollout(
+            self._obs_buffer, self._dones, self._actions, self._rewards, behaviour
+        )
+        return jax.device_put(rollout, device)
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._envs.close()
+
+
+class ActorThread(threading.Thread):
+    """Collects the rollouts of some groups, with parameters from its parameter queue."""
+
+    def __init__(
+        self,
+        thread: int,
+        make_groups: Callable[[], Sequence[EnvGroup]],
+        learner_device: Callable[[int], jax.Device],
+        *,
+        num_steps: int,
+        steps_per_env_step: int,
+        num_rollouts: int,
+        concurrency: bool,
+        clock: Callable[[], float],
+        failure: Failure,
+    ):
+        """Prepare the thread.
+
+        Args:
+          thread: number of the actor thread in the run.
+          make_groups: makes its environment groups, in the thread itself.
+          learner_device: device of a group's learner, by group index.
+          num_steps: length of a rollout, T.
+          steps_per_env_step: environments of the whole run.
+          num_rollouts: how many rollouts to collect.
+          concurrency: Cleanba architecture (skip the second fetch of parameters) or synchronous.
+          clock: seconds since the run started.
+          failure: where errors are reported.
+        """
+        super().__init__(name=f"actor-{thread}", daemon=True)
+        self.params_queue = OneItemQueue(failure)
+        self.rollout_queue = OneItemQueue(failure)
+        self._thread = thread
+        self._make_groups = make_groups
+        self._learner_device = learner_device
+        self._num_steps = num_steps
+        self._steps_per_env_step = steps_per_env_step
+        self._num_rollouts = num_rollouts
+        self._concurrency = concurrency
+        self._clock = clock
+        self._failure = failure
+
+    def run(self) -> None:
+        """Collect all rollouts, or end with the run."""
+        groups: Sequence[EnvGroup] = ()
+        try:
+            groups = self._make_groups()
+            put_time = 0.0
+            for number in range(1, self._num_rollouts + 1):
+                get_time = 0.0
+                # The one skipped fetch of the Cleanba architecture: rollout 2 is collected with
+                # policy 1 while the learner makes policy 2, and from then on the actor stays
+                # exactly one version behind. Without the skip the two would take turns.
+                if not (self._concurrency and number == 2):
+                    (version, params), get_time = self.params_queue.get()
+                rollout = self._collect(groups, number, version, params)
+                rollout.times["params_queue_get_time"] = get_time
+                rollout.times["rollout_queue_put_time"] = put_time  # of the last rollout's put
+                put_time = self.rollout_queue.put(rollout)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._failure.report(error)
+        finally:
+            for group in groups:
+                group.close()
+
+    def _collect(
+        self, groups: Sequence[EnvGroup], number: int, version: int, params: Any
+    ) -> Rollout:
+        """Collect one rollout of every group, all with the same parameters."""
+        start = time.perf_counter()
+        env_time = inference_time = 0.0
+        first_step = (number - 1) * self._num_steps
+        finished: list[tuple[int, int, float, int]] = []
+        for group in groups:
+            group.start_rollout(self._num_steps)
+        for t in range(self._num_steps + 1):
+            for group in groups:
+                # While this group's actions are computed, the other groups' environments step.
+                if t > 0:
+                    before = time.perf_counter()
+                    for index, episode_return, length in group.receive(t - 1):
+                        step = (first_step + t) * self._steps_per_env_step
+                        env_index = group.index * group._num_envs + index
+                        finished.append((step, env_index, episode_return, length))
+                    env_time += time.perf_counter() - before
+                if t < self._num_steps:
+                    before = time.perf_counter()
+                    group.act(params, t)
+                    inference_time += time.perf_counter() - before
+        data = {group.index: group.finish_rollout(self._learner_device(group.index)) for group in groups}
+        now = self._clock()
+        times = {
+            "rollout_time": time.perf_counter() - start,
+            "env_time": env_time,
+            "inference_time": inference_time,
+        }
+        episodes = [FinishedEpisode(step, now, *rest) for step, *rest in finished]
+        return Rollout(self._thread, number, version, now, data, episodes, times)
+
+
+class ActorLearner:
+    """Runs actor threads beside a learner, which is the thread that iterates over `batches`.
+
+    Whatever goes wrong in a thread is raised in the learner at its next wait; leaving the context
+    ends all threads.
+    """
+
+    def __init__(
+        self,
+        actors: Sequence[ActorThread],
+        devices: Sequence[jax.Device],
+        *,
+        num_updates: int,
+        concurrency: bool,
+        failure: Failure,
+    ):
+        """Take the actors over.
+
+        Args:
+          actors: actor threads, not started.
+          devices: the device that each of them acts on.
+          num_updates: updates of the learner; every actor collects as many rollouts.
+          concurrency: Cleanba architecture or synchronous.
+          failure: where the actors report errors.
+        """
+        self._actors = actors
+        self._devices = devices
+        self._num_updates = num_updates
+        self._concurrency = concurrency
+        self._failure = failure
+        self.version = 1
+
+    def __enter__(self) -> "ActorLearner":
+        """Start the actors."""
+        for actor in self._actors:
+            actor.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all threads, and wait for each to finish the step that it is in."""
+        self._failure.stopped.set()
+        for actor in self._actors:
+            actor.join(timeout=60)
+
+    def get_rollouts(self) -> tuple[list[Rollout], float]:
+        """Wait for the next rollout of every actor.
+
+        Returns:
+          One rollout per actor thread, and the seconds waited.
+
+        Raises:
+          Exception: what an actor thread failed with.
+          AssertionError: if a rollout breaks what the architecture promises of policy lag.
+        """
+        try:
+            waits = [actor.rollout_queue.get() for actor in self._actors]
+        except Stopped:
+            assert self._failure.error is not None
+            raise self._failure.error from None
+        rollouts = [rollout for rollout, _ in waits]
+        for rollout in rollouts:
+            lag = self.version - rollout.version
+            # Table 1 of the paper: synchronous data come from the latest policy, Cleanba's from the
+            # second latest, except the first batch.
+            promised = 1 if self._concurrency and rollout.number > 1 else 0
+            if lag != promised or rollout.number != self.version:
+                raise AssertionError(
+                    f"actor {rollout.thread}, rollout {rollout.number}: policy {rollout.version} "
+                    f"at learner version {self.version}, but the architecture promises lag {promised}"
+                )
+        return rollouts, sum(wait for _, wait in waits)
+
+    def put_params(self, params: Any) -> None:
+        """Send the parameters of the current version to the actors, as far as they will fetch them."""
+        # The rollout that would fetch version v is v when synchronous, v + 1 in the Cleanba
+        # architecture (its second rollout does not fetch).
+        lead = 1 if self._concurrency and self.version > 1 else 0
+        if self.version + lead > self._num_updates:
+            return
+        on_device = {device: jax.device_put(params, device) for device in set(self._devices)}
+        try:
+            for actor, device in zip(self._actors, self._devices, strict=True):
+                actor.params_queue.put(Parameters(self.version, on_device[device]))
+        except Stopped:
+            assert self._failure.error is not None
+            raise self._failure.error from None

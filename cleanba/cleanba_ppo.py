@@ -1,0 +1,428 @@
+"""Cleanba PPO: all of the algorithm, in one file.
+
+Proximal policy optimisation (https://arxiv.org/abs/1707.06347) under the synchronous or the Cleanba
+architecture (https://arxiv.org/abs/2310.00036), on EnvPool. Read from top to bottom: hyperparameters,
+acting, advantages, loss, update, command line. Where environment groups are computed is decided in
+placement.py, how groups are added in groupwise.py, who waits for whom in actor_learner.py.
+
+    python cleanba/cleanba_ppo.py --env-id Breakout-v5
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+
+from cleanba import evaluate, training
+from cleanba.actor_learner import Act, GroupRollout
+from cleanba.command_line import BadInput, RunOptions, run_command_line
+from cleanba.groupwise import GroupExchange, tree_sum
+from cleanba.networks import default_network
+from cleanba.placement import Hardware
+from cleanba.training import Setup, TrainState, Update
+
+# Most transitions that one call of the gradient function takes on a CPU: XLA computes convolution
+# gradients fastest in batches of 16 to 64 images there (`make bench`).
+CPU_IMAGES_PER_GRADIENT = 32
+
+
+@dataclass(frozen=True)
+class Args:
+    """Hyperparameters (the paper's table 2) and, after them, hardware settings and logging."""
+
+    env_id: str = "Breakout-v5"
+    """EnvPool environment."""
+    seed: int = 1
+    """Seed of the run: environments, initial parameters, actions, minibatches."""
+    total_timesteps: int = 50_000_000
+    """Agent steps over all environments (200M Atari frames)."""
+    learning_rate: float = 2.5e-4
+    """Learning rate of Adam."""
+    anneal_lr: bool = True
+    """Anneal the learning rate linearly to 0."""
+    num_envs: int | None = None
+    """Environments of the whole run, on any layout; 120 by default."""
+    local_num_envs: int | None = None
+    """Environments of each actor thread, so that the layout multiplies them (60 in the README)."""
+    num_env_groups: int | None = None
+    """Environment groups, the unit of computation; by default the largest divisor up to 8."""
+    num_steps: int = 128
+    """Steps of each environment in a rollout."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    num_minibatches: int = 4
+    """Minibatches of an epoch; each takes as many transitions of every group."""
+    update_epochs: int = 4
+    """Epochs over each batch."""
+    norm_adv: bool = True
+    """Normalise advantages over the whole minibatch."""
+    clip_coef: float = 0.1
+    """Clipping of the probability ratio."""
+    ent_coef: float = 0.01
+    """Coefficient of the entropy."""
+    vf_coef: float = 0.5
+    """Coefficient of the value loss (which is not clipped)."""
+    max_grad_norm: float = 0.5
+    """Largest global norm of a gradient."""
+    adam_eps: float = 1e-5
+    """Epsilon of Adam."""
+    concurrency: bool = False
+    """Cleanba architecture: the actors are one policy behind. Synchronous without it."""
+    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
+    channels: tuple[int, ...] | None = None
+    """Channels of the convolutional stages; by default the network's own."""
+    hiddens: tuple[int, ...] | None = None
+    """Widths of the dense layers; by default the network's own."""
+    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
+    microbatch_size: int | None = None
+    """Transitions of a group in one call of the gradient function. Part of the arithmetic, not of the
+    algorithm. By default up to 32 images on a CPU, else the group's whole part of a minibatch."""
+    hardware: Annotated[Hardware, tyro.conf.arg(name="")] = Hardware()
+    run: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
+
+
+class Behaviour(NamedTuple):
+    """What the actors keep beside their actions, [T, B] each."""
+
+    logprob: jax.Array  # of the action, under the behaviour policy
+    value: jax.Array
+
+
+class Batch(NamedTuple):
+    """The N = T * B transitions of a group, ready for minibatches."""
+
+    obs: jax.Array  # [N, ...]
+    actions: jax.Array  # [N]
+    logprobs: jax.Array  # [N]
+    advantages: jax.Array  # [N]
+    returns: jax.Array  # [N]
+    mask: jax.Array  # [N], 0 where the transition is a reset
+    order: jax.Array  # [epochs, N], the permutation that minibatches are cut from
+
+
+class Moments(NamedTuple):
+    """Number, mean and sum of squared deviations of the advantages in each minibatch, [M]."""
+
+    count: jax.Array
+    mean: jax.Array
+    deviations: jax.Array
+
+
+class Losses(NamedTuple):
+    """Contributions to the mean losses of a minibatch."""
+
+    loss: jax.Array
+    policy_loss: jax.Array
+    value_loss: jax.Array
+    entropy: jax.Array
+    approx_kl: jax.Array
+    clip_fraction: jax.Array
+
+
+def make_act(network: Any) -> Act:
+    """Return the compiled inference call: (params, obs [B, ...], key) to (actions [B], Behaviour, key)."""
+
+    @jax.jit
+    def act(params: Any, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, Behaviour, jax.Array]:
+        key, action_key = jax.random.split(key)
+        logits, value = network.apply(params, obs)
+        action = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=1)[:, 0]
+        return action, Behaviour(logprob, value), key
+
+    return act
+
+
+def generalized_advantages(
+    r_t: jax.Array, discount_t: jax.Array, lambda_: float, v_tm1: jax.Array, v_t: jax.Array
+) -> jax.Array:
+    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
+
+    Args:
+      r_t: rewards [T, B].
+      discount_t: discounts [T, B], 0 where the episode ended with that step.
+      lambda_: mixing parameter.
+      v_tm1: values of the observations before the steps [T, B].
+      v_t: values of the observations after them [T, B].
+
+    Returns:
+      Advantages [T, B].
+    """
+    delta_t = r_t + discount_t * v_t - v_tm1
+
+    def step(
+        advantage_t: jax.Array, xs: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        delta, discount = xs
+        advantage_tm1 = delta + discount * lambda_ * advantage_t
+        return advantage_tm1, advantage_tm1
+
+    _, advantages = jax.lax.scan(
+        step, jnp.zeros_like(delta_t[0]), (delta_t, discount_t), reverse=True
+    )
+    return advantages
+
+
+def minibatch_moments(values: jax.Array, mask: jax.Array) -> Moments:
+    """Return number, mean and squared deviations of the unmasked values in each row of [M, n]."""
+    count = mask.sum(axis=1)
+    mean = (values * mask).sum(axis=1) / jnp.maximum(count, 1)
+    deviations = (jnp.square(values - mean[:, None]) * mask).sum(axis=1)
+    return Moments(count, mean, deviations)
+
+
+def combine_moments(groups: tuple[Moments, ...]) -> Moments:
+    """Combine the moments of all groups into those of the whole minibatches (Chan et al., 1979)."""
+    count = tree_sum([m.count for m in groups])
+    mean = tree_sum([m.count * m.mean for m in groups]) / jnp.maximum(count, 1)
+    deviations = tree_sum([m.deviations + m.count * jnp.square(m.mean - mean) for m in groups])
+    return Moments(count, mean, deviations)
+
+
+def ppo_loss(
+    logits: jax.Array,
+    value: jax.Array,
+    batch: Batch,
+    moments: Moments,
+    args: Args,
+) -> Losses:
+    """The clipped surrogate loss of some transitions of a minibatch, as in CleanRL.
+
+    Args:
+      logits: of the current policy [n, num_actions].
+      value: of the current network [n].
+      batch: the n transitions (`order` is not used).
+      moments: number and advantage moments (scalars) of the whole minibatch, which the transitions
+        may be a part of.
+      args: hyperparameters.
+
+    Returns:
+      Sums over the n transitions, over the number of transitions in the whole minibatch: added
+      over its parts, they are the minibatch's means.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    logprob = jnp.take_along_axis(log_probs, batch.actions[:, None], axis=1)[:, 0]
+    log_ratio = logprob - batch.logprobs
+    ratio = jnp.exp(log_ratio)
+    advantages = batch.advantages
+    if args.norm_adv:
+        deviation = jnp.sqrt(moments.deviations / moments.count)
+        advantages = (advantages - moments.mean) / (deviation + 1e-8)
+    clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return (x * batch.mask).sum() / moments.count
+
+    policy_loss = mean(jnp.maximum(-advantages * ratio, -advantages * clipped_ratio))
+    value_loss = mean(0.5 * jnp.square(value - batch.returns))
+    entropy = mean(-(jnp.exp(log_probs) * log_probs).sum(axis=1))
+    return Losses(
+        loss=policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy,
+        policy_loss=policy_loss,
+        value_loss=value_loss,
+        entropy=entropy,
+        approx_kl=mean((ratio - 1) - log_ratio),
+        clip_fraction=mean((jnp.abs(ratio - 1) > args.clip_coef).astype(jnp.float32)),
+    )
+
+
+def make_optimizer(args: Args, num_updates: int) -> tuple[optax.GradientTransformation, Callable]:
+    """Return Adam after clipping, and its learning rate by update (from 0): constant within one."""
+
+    def learning_rate(update: Any) -> Any:
+        return args.learning_rate * (1.0 - update / num_updates if args.anneal_lr else 1.0)
+
+    steps = args.update_epochs * args.num_minibatches
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(args.max_grad_norm),
+        optax.adam(lambda count: learning_rate(count // steps), eps=args.adam_eps),
+    )
+    return optimizer, learning_rate
+
+
+def make_prepare(network: Any, args: Args) -> Callable:
+    """Return the compiled function from a group's rollout to its batch and its moments."""
+
+    @jax.jit
+    def prepare(
+        params: Any, rollout: GroupRollout, key: jax.Array, number: jax.Array
+    ) -> tuple[Batch, Moments]:
+        num_steps, num_envs = rollout.actions.shape
+        size = num_steps * num_envs
+        _, last_value = network.apply(params, rollout.obs[-1])
+        values = jnp.concatenate([rollout.behaviour.value, last_value[None]])
+        dones = rollout.dones.astype(jnp.float32)
+        discounts = args.gamma * (1.0 - dones[1:])
+        advantages = generalized_advantages(
+            rollout.rewards, discounts, args.gae_lambda, values[:-1], values[1:]
+        )
+        mask = 1.0 - dones[:-1]
+        epoch_keys = jax.random.split(jax.random.fold_in(key, number), args.update_epochs)
+        order = jax.vmap(lambda k: jax.random.permutation(k, size))(epoch_keys)
+        batch = Batch(
+            obs=rollout.obs[:-1].reshape(size, *rollout.obs.shape[2:]),
+            actions=rollout.actions.reshape(size),
+            logprobs=rollout.behaviour.logprob.reshape(size),
+            advantages=advantages.reshape(size),
+            returns=(advantages + values[:-1]).reshape(size),
+            mask=mask.reshape(size),
+            order=order,
+        )
+        minibatches = order.reshape(args.update_epochs * args.num_minibatches, -1)
+        return batch, minibatch_moments(batch.advantages[minibatches], batch.mask[minibatches])
+
+    return prepare
+
+
+def make_gradient(network: Any, args: Args, microbatch_size: int) -> tuple[Callable, Callable]:
+    """Return the compiled gradient of one microbatch of a group, and the same added to a sum."""
+
+    def gradient(
+        params: Any, batch: Batch, moments: Moments, minibatch: jax.Array, position: jax.Array
+    ) -> tuple[Any, Losses]:
+        order = batch.order.reshape(-1)
+        indices = jax.lax.dynamic_slice(order, (position,), (microbatch_size,))
+        part = jax.tree.map(lambda x: x[indices], batch._replace(order=None))
+        whole = jax.tree.map(lambda x: x[minibatch], moments)
+
+        def loss(params: Any) -> tuple[jax.Array, Losses]:
+            losses = ppo_loss(*network.apply(params, part.obs), part, whole, args)
+            return losses.loss, losses
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    def add_gradient(total: Any, *inputs: Any) -> tuple[Any, Losses]:
+        return jax.tree.map(jnp.add, total, gradient(*inputs))
+
+    return jax.jit(gradient), jax.jit(add_gradient, donate_argnums=0)
+
+
+def make_update(
+    network: Any, args: Args, setup: Setup, exchange: GroupExchange, microbatch_size: int
+) -> Update:
+    """Return the update: all epochs and minibatches on one rollout of every group."""
+    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
+    prepare = make_prepare(network, args)
+    gradient, add_gradient = make_gradient(network, args, microbatch_size)
+    minibatch_size = setup.group_size * args.num_steps // args.num_minibatches  # of a group
+    keys = {
+        group: jax.device_put(
+            training.stream_key(args.seed, training.LEARNER_STREAM, group),
+            exchange.device_of(group),
+        )
+        for group in setup.layout.local_groups
+    }
+    combine = jax.jit(combine_moments)
+
+    @jax.jit(donate_argnums=1)
+    def apply(
+        params: Any, opt_state: Any, groups: tuple[Any, ...]
+    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        grads, losses = tree_sum(groups)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
+        return optax.apply_updates(params, updates), opt_state, metrics
+
+    def update(
+        state: TrainState, rollouts: dict[int, GroupRollout], number: int
+    ) -> tuple[TrainState, dict[str, Any]]:
+        groups = setup.layout.local_groups
+        params = exchange.spread(state.params)
+        prepared = [
+            prepare(p, rollouts[g], keys[g], np.int32(number))
+            for p, g in zip(params, groups, strict=True)
+        ]
+        batches = [batch for batch, _ in prepared]
+        moments = exchange.spread(combine(exchange.gather([m for _, m in prepared])))
+        state_params, opt_state = state
+        for minibatch in range(args.update_epochs * args.num_minibatches):
+            results = []
+            for inputs in zip(params, batches, moments, strict=True):
+                position = minibatch * minibatch_size
+                result = gradient(*inputs, np.int32(minibatch), np.int32(position))
+                for start in range(microbatch_size, minibatch_size, microbatch_size):
+                    at = np.int32(position + start)
+                    result = add_gradient(result, *inputs, np.int32(minibatch), at)
+                results.append(result)
+            state_params, opt_state, metrics = apply(
+                state_params, opt_state, exchange.gather(results)
+            )
+            params = exchange.spread(state_params)
+        return TrainState(state_params, opt_state), metrics | {
+            "learning_rate": learning_rate(number - 1)
+        }
+
+    return update
+
+
+def choose_microbatch_size(args: Args, setup: Setup, minibatch_size: int) -> int:
+    """Return the transitions of one gradient call, a divisor of a group's part of a minibatch."""
+    if args.microbatch_size is not None:
+        if args.microbatch_size < 1 or minibatch_size % args.microbatch_size:
+            raise BadInput(
+                f"--microbatch-size {args.microbatch_size}: must divide the {minibatch_size} "
+                "transitions that a group has in a minibatch"
+            )
+        return args.microbatch_size
+    on_cpu = jax.local_devices()[0].platform == "cpu"
+    largest = CPU_IMAGES_PER_GRADIENT if on_cpu and len(setup.spec.obs_shape) == 3 else minibatch_size
+    return max(size for size in range(1, largest + 1) if minibatch_size % size == 0)
+
+
+def main(args: Args) -> None:
+    """Check the arguments, train, and keep what was asked for."""
+    num_envs = training.resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, 120)
+    setup = training.prepare(
+        name="cleanba_ppo",
+        env_id=args.env_id,
+        preprocessing=args.atari_preprocessing,
+        seed=args.seed,
+        total_timesteps=args.total_timesteps,
+        num_envs=num_envs,
+        num_env_groups=args.num_env_groups,
+        num_steps=args.num_steps,
+        concurrency=args.concurrency,
+        hardware=args.hardware,
+        run=args.run,
+    )
+    if args.num_minibatches < 1 or args.update_epochs < 1:
+        raise BadInput("--num-minibatches and --update-epochs must be 1 or more")
+    group_batch = setup.group_size * args.num_steps
+    if group_batch % args.num_minibatches:
+        raise BadInput(
+            f"--num-minibatches {args.num_minibatches}: must divide the {group_batch} transitions "
+            f"of a group ({setup.group_size} environments x {args.num_steps} steps)"
+        )
+    microbatch_size = choose_microbatch_size(args, setup, group_batch // args.num_minibatches)
+    network_name = default_network(setup.spec.obs_shape) if args.network == "auto" else args.network
+    network = training.make_network_or_refuse(
+        network_name, setup.spec, args.channels, args.hiddens
+    )
+    hyperparameters = {
+        k: v for k, v in asdict(args).items() if k not in ("hardware", "run", "local_num_envs")
+    } | {
+        "num_envs": num_envs,
+        "num_env_groups": setup.layout.num_groups,
+        "network": network_name,
+        "microbatch_size": microbatch_size,
+    }
+    exchange = GroupExchange(setup.layout)
+    params = training.initial_params(setup, network)
+    optimizer, _ = make_optimizer(args, setup.num_updates)
+    state = TrainState(params, jax.jit(optimizer.init)(params))
+    update = make_update(network, args, setup, exchange, microbatch_size)
+    state = training.train(setup, hyperparameters, state, make_act(network), update, exchange)
+    evaluate.keep_model(setup, hyperparameters, state.params)
+
+
+if __name__ == "__main__":
+    run_command_line(Args, main, "Cleanba PPO on EnvPool.")

@@ -1,0 +1,199 @@
+"""EnvPool environments as everything here uses them: seeds, pre-processing, episode statistics.
+
+Shared with baselines/, because the paper's comparison holds only on the same environments.
+"""
+
+import difflib
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Environment seeds are seed * MAX_ENVS + env_index, below 2**31, the range that EnvPool takes:
+# no two runs of different seeds, and no two environments of a run, can share one.
+MAX_ENVS = 2**14
+MAX_SEED = 2**17 - 1
+
+# Machado et al. (2018), https://arxiv.org/abs/1709.06009, table 5, as in section 5 of the Cleanba
+# paper: 84x84 grey, 4 stacked frames, action repeat 4, sticky actions 0.25, the full action space,
+# no loss-of-life signal, 108,000 frames (27,000 agent steps) at most, up to 30 no-ops at the start.
+_MACHADO = dict(
+    img_height=84,
+    img_width=84,
+    gray_scale=True,
+    stack_num=4,
+    frame_skip=4,
+    repeat_action_probability=0.25,
+    full_action_space=True,
+    episodic_life=False,
+    zero_discount_on_life_loss=False,
+    max_episode_steps=27_000,
+    noop_max=30,
+    reward_clip=True,  # for learning; episode returns are counted from the unclipped reward
+)
+
+ATARI_PREPROCESSING = {
+    "machado": _MACHADO,
+    # What appendix D of the paper compares with: gym.wrappers.AtariPreprocessing, moolib's default.
+    # It does not press FIRE after a reset, which EnvPool does.
+    "gym": _MACHADO | dict(use_fire_reset=False),
+}
+
+
+class EnvSpec(NamedTuple):
+    """What a network and a buffer need to know of an environment."""
+
+    env_id: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype
+    num_actions: int
+    is_atari: bool
+
+
+class Episode(NamedTuple):
+    """A finished episode: the environment (index in its group), its return and its length."""
+
+    index: int
+    episode_return: float
+    length: int
+
+
+
+def env_seeds(seed: int, first: int, count: int) -> list[int]:
+    """Return the seeds of environments `first` to `first + count - 1` of a run.
+
+    Args:
+      seed: seed of the run, 0 to MAX_SEED.
+      first: index in the run of the first environment.
+      count: number of environments.
+
+    Returns:
+      One seed per environment, below 2**31; different (seed, index) give different seeds.
+
+    Raises:
+      ValueError: if seed or indices are out of range.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"--seed {seed}: must be from 0 to {MAX_SEED}")
+    if first < 0 or first + count > MAX_ENVS:
+        raise ValueError(f"--num-envs: at most {MAX_ENVS} environments")
+    return [seed * MAX_ENVS + index for index in range(first, first + count)]
+
+
+def check_env_id(env_id: str) -> None:
+    """Refuse an environment that EnvPool does not have, naming the nearest ones.
+
+    Raises:
+      ValueError: with one line.
+    """
+    import envpool
+
+    known = envpool.list_all_envs()
+    if env_id not in known:
+        near = difflib.get_close_matches(env_id, known, n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"--env-id {env_id}: EnvPool has no such environment{hint}")
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether an EnvPool id is an Atari game."""
+    from envpool.atari.registration import atari_game_list
+
+    def squash(name: str) -> str:
+        return name.replace("_", "").lower()
+
+    return env_id.endswith("-v5") and squash(env_id[: -len("-v5")]) in map(squash, atari_game_list)
+
+
+def make_envs(
+    env_id: str,
+    seeds: Sequence[int],
+    num_threads: int = 1,
+    preprocessing: str = "machado",
+    **overrides: Any,
+) -> Any:
+    """Make one EnvPool instance in synchronous mode, one environment per seed, in that order.
+
+    With `env_seed` given, an environment's trajectory depends on its seed and its actions alone.
+
+    Args:
+      env_id: EnvPool id.
+      seeds: one per environment.
+      num_threads: threads that step the environments (a hardware setting).
+      preprocessing: for Atari, a name in ATARI_PREPROCESSING.
+      **overrides: further options of EnvPool.
+
+    Returns:
+      An EnvPool instance with the gymnasium interface.
+    """
+    import envpool
+
+    options = dict(ATARI_PREPROCESSING[preprocessing]) if is_atari(env_id) else {}
+    with warnings.catch_warnings():
+        # gymnasium warns that the bounds of the observation are rounded to float32
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        return envpool.make(
+            env_id,
+            env_type="gymnasium",
+            num_envs=len(seeds),
+            env_seed=list(seeds),
+            num_threads=num_threads,
+            **(options | overrides),
+        )
+
+
+def describe_env(env_id: str, preprocessing: str = "machado") -> EnvSpec:
+    """Return shapes and number of actions of an environment.
+
+    Raises:
+      ValueError: if it is unknown, or its actions are not discrete.
+    """
+    check_env_id(env_id)
+    envs = make_envs(env_id, [0], preprocessing=preprocessing)
+    actions, observations = envs.action_space, envs.observation_space
+    if not hasattr(actions, "n") or not hasattr(observations, "shape"):
+        raise ValueError(f"--env-id {env_id}: needs discrete actions and an array as observation")
+    return EnvSpec(
+        env_id,
+        tuple(observations.shape),
+        np.dtype(observations.dtype),
+        int(actions.n),
+        is_atari(env_id),
+    )
+
+
+class EpisodeStatistics:
+    """Counts returns and lengths of the episodes of one EnvPool instance.
+
+    EnvPool resets an environment on the step after its episode ended. That step's action is
+    ignored and its reward is not part of any episode, so it is not counted.
+    """
+
+    def __init__(self, num_envs: int):
+        """Start counting at a reset of all environments."""
+        self._returns = np.zeros(num_envs, np.float64)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._resets = np.zeros(num_envs, bool)
+
+    def step(self, reward: np.ndarray, done: np.ndarray) -> list[Episode]:
+        """Count one step of all environments.
+
+        Args:
+          reward: unclipped rewards [B].
+          done: whether the episode ended with this step [B].
+
+        Returns:
+          The episodes that ended.
+        """
+        real = ~self._resets
+        self._returns += np.where(real, reward, 0.0)
+        self._lengths += real
+        self._resets = done
+        if not done.any():
+            return []
+        finished = np.flatnonzero(done)
+        episodes = [Episode(int(i), float(self._returns[i]), int(self._lengths[i])) for i in finished]
+        self._returns[finished] = 0.0
+        self._lengths[finished] = 0
+        return episodes

@@ -1,0 +1,119 @@
+"""The unit of gradient is the environment group, and groups are added in one fixed order.
+
+Each group's part of a computation runs in an executable whose shapes do not depend on the layout;
+results are moved, never added, between devices and processes; and every process then adds all G of
+them in the same pairwise tree. So the layout decides only where something is computed. A
+`lax.psum` over devices would add in an order that depends on their number.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cleanba.placement import Layout
+
+
+def tree_sum(values: Sequence[Any]) -> Any:
+    """Add pytrees of equal structure in a pairwise tree: ((0 + 1) + (2 + 3)) + ...
+
+    Args:
+      values: one pytree per environment group, in the order of the groups.
+
+    Returns:
+      Their sum.
+    """
+    values = list(values)
+    while len(values) > 1:
+        pairs = [
+            jax.tree.map(jnp.add, values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)
+        ]
+        values = pairs + values[len(pairs) * 2 :]
+    return values[0]
+
+
+def fingerprint(params: Any) -> str:
+    """Return the SHA-256 of parameters: path, shape, dtype and bytes of every tensor, by path."""
+    digest = hashlib.sha256()
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    for path in sorted(leaves):
+        array = np.asarray(leaves[path])
+        digest.update(f"{path} {array.shape} {array.dtype.str}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class GroupExchange:
+    """Moves pytrees between the learner devices of the groups and the device of the update.
+
+    Every process computes the whole update on its first learner device, from the same G group
+    results, so that parameters never have to be compared or averaged.
+    """
+
+    def __init__(self, layout: Layout):
+        """Look up the devices of a layout."""
+        devices = jax.local_devices()
+        self.layout = layout
+        self.lead = devices[layout.learner_device_ids[0]]
+        self._group_devices = [devices[layout.learner_of_group[g]] for g in layout.local_groups]
+        if layout.num_processes > 1:
+            leads = [
+                [d for d in jax.devices() if d.process_index == p][layout.learner_device_ids[0]]
+                for p in range(layout.num_processes)
+            ]
+            mesh = Mesh(np.array(leads), ("process",))
+            self._split = NamedSharding(mesh, PartitionSpec("process"))
+            whole = NamedSharding(mesh, PartitionSpec())
+            self._all_gather = jax.jit(lambda tree: tree, out_shardings=whole)
+            self._stack = jax.jit(lambda *trees: jax.tree.map(lambda *x: jnp.stack(x), *trees))
+            self._unstack = jax.jit(
+                lambda tree: tuple(
+                    jax.tree.map(lambda x, i=i: x[i], tree) for i in range(layout.num_groups)
+                )
+            )
+
+    def device_of(self, group: int) -> jax.Device:
+        """Return the learner device of a local group."""
+        return self._group_devices[self.layout.local_groups.index(group)]
+
+    def spread(self, tree: Any) -> list[Any]:
+        """Copy a pytree from the lead device to the learner device of every local group."""
+        copies = {device: jax.device_put(tree, device) for device in set(self._group_devices)}
+        return [copies[device] for device in self._group_devices]
+
+    def gather(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Collect one pytree per group of all processes, on the lead device of this one.
+
+        Args:
+          values: one pytree per local group, each on its group's learner device.
+
+        Returns:
+          One pytree per group of the run, in the order of the groups.
+        """
+        local = tuple(jax.device_put(value, self.lead) for value in values)
+        if self.layout.num_processes == 1:
+            return local
+        stacked = self._stack(*local)
+
+        def to_global(x: jax.Array) -> jax.Array:
+            shape = (self.layout.num_groups, *x.shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, self._split, [x])
+
+        gathered = self._all_gather(jax.tree.map(to_global, stacked))
+        return self._unstack(jax.tree.map(lambda x: x.addressable_data(0), gathered))
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Collect some bytes from every process, in the order of the processes."""
+        if self.layout.num_processes == 1:
+            return [payload]
+        from jax.experimental import multihost_utils
+
+        lengths = multihost_utils.process_allgather(np.array([len(payload)], np.int32)).ravel()
+        padded = np.zeros(int(lengths.max()), np.uint8)
+        padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+        rows = multihost_utils.process_allgather(padded).reshape(len(lengths), -1)
+        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]

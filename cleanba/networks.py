@@ -1,0 +1,237 @@
+"""The networks of the paper: IMPALA ResNet, Nature CNN, and an MLP for vector observations.
+
+Each is a Flax module from a batch of observations to the logits of a categorical policy and a
+value. Images come as EnvPool gives them, uint8 [B, stack, height, width].
+
+On a CPU, XLA's own gradients of strided convolutions and of max-pooling are slow, so both are
+written here as operations whose gradients are fast: a strided convolution as space-to-depth and a
+matrix product, max-pooling as a maximum of shifted slices. Tests hold them to `flax.linen.Conv`
+and `flax.linen.max_pool`; `make bench` shows what they bring.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.initializers import constant, orthogonal
+
+NETWORKS = ("resnet", "nature", "mlp")
+
+
+def space_to_depth_patches(x: jax.Array, kernel_size: int, stride: int) -> jax.Array:
+    """Cut images into the patches that a strided convolution without padding looks at.
+
+    Args:
+      x: images [B, H, W, C] of any type.
+      kernel_size: side of the kernel, a multiple of the stride.
+      stride: step between patches.
+
+    Returns:
+      Patches [B, H', W', kernel_size * kernel_size * C]: first the blocks of the kernel (row, then
+      column), in each its pixels (row, column, channel).
+    """
+    batch, height, width, channels = x.shape
+    blocks, rows, columns = kernel_size // stride, height // stride, width // stride
+    x = x[:, : rows * stride, : columns * stride]
+    x = x.reshape(batch, rows, stride, columns, stride, channels).transpose(0, 1, 3, 2, 4, 5)
+    x = x.reshape(batch, rows, columns, stride * stride * channels)
+    out_rows, out_columns = rows - blocks + 1, columns - blocks + 1
+    shifted = [
+        x[:, i : i + out_rows, j : j + out_columns] for i in range(blocks) for j in range(blocks)
+    ]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def max_pool_3x3_stride_2(x: jax.Array) -> jax.Array:
+    """Max-pool with a 3x3 window, stride 2 and padding SAME.
+
+    Args:
+      x: images [B, H, W, C].
+
+    Returns:
+      Images [B, ceil(H / 2), ceil(W / 2), C].
+    """
+
+    def pool(x: jax.Array, axis: int) -> jax.Array:
+        size = x.shape[axis]
+        out = (size + 1) // 2
+        total = (out - 1) * 2 + 3 - size
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (total // 2, total - total // 2)
+        x = jnp.pad(x, padding, constant_values=-jnp.inf)
+        first, second, third = (
+            jax.lax.slice_in_dim(x, k, k + (out - 1) * 2 + 1, stride=2, axis=axis) for k in range(3)
+        )
+        return jnp.maximum(jnp.maximum(first, second), third)
+
+    return pool(pool(x, axis=1), axis=2)
+
+
+class StridedConv(nn.Module):
+    """A convolution without padding, as one matrix product over space-to-depth patches.
+
+    Its kernel has the shape of `flax.linen.Conv`'s, [k, k, C, features], so that parameters can be
+    exchanged between the two.
+    """
+
+    features: int
+    kernel_size: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, scale: float = 1.0) -> jax.Array:
+        """Convolve x [B, H, W, C] of any type, each pixel multiplied by `scale`."""
+        k, s = self.kernel_size, self.stride
+        channels = x.shape[-1]
+        kernel = self.param("kernel", orthogonal(np.sqrt(2)), (k, k, channels, self.features))
+        bias = self.param("bias", constant(0.0), (self.features,))
+        patches = space_to_depth_patches(x, k, s)  # while x is still small: uint8
+        blocks = k // s
+        matrix = kernel.reshape(blocks, s, blocks, s, channels, self.features)
+        matrix = matrix.transpose(0, 2, 1, 3, 4, 5).reshape(-1, self.features)
+        batch, rows, columns, width = patches.shape
+        out = patches.reshape(-1, width).astype(jnp.float32) @ (matrix * scale) + bias
+        return out.reshape(batch, rows, columns, self.features)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a skip connection (Espeholt et al., 2018, figure 3)."""
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [B, H, W, channels] to the same shape."""
+        inputs = x
+        x = nn.Conv(self.channels, (3, 3))(nn.relu(x))
+        x = nn.Conv(self.channels, (3, 3))(nn.relu(x))
+        return x + inputs
+
+
+class ConvSequence(nn.Module):
+    """A convolution, max-pooling, and two residual blocks."""
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), channels]."""
+        x = max_pool_3x3_stride_2(nn.Conv(self.channels, (3, 3))(x))
+        return ResidualBlock(self.channels)(ResidualBlock(self.channels)(x))
+
+
+def _dense(features: int, gain: float, name: str | None = None) -> nn.Dense:
+    return nn.Dense(features, kernel_init=orthogonal(gain), bias_init=constant(0.0), name=name)
+
+
+def _heads(hidden: jax.Array, num_actions: int) -> tuple[jax.Array, jax.Array]:
+    """Policy logits and value from the last hidden layer, initialised as in CleanRL."""
+    logits = _dense(num_actions, 0.01, "actor")(hidden)
+    value = _dense(1, 1.0, "critic")(hidden)
+    return logits, value[:, 0]
+
+
+def _nhwc(x: jax.Array) -> jax.Array:
+    return jnp.transpose(x, (0, 2, 3, 1))
+
+
+class ImpalaResNet(nn.Module):
+    """The large network of IMPALA, without its LSTM (https://arxiv.org/abs/1802.01561, figure 3).
+
+    Convolutions start from Flax's default (LeCun normal), dense layers orthogonal, as in Cleanba.
+    """
+
+    num_actions: int
+    channels: Sequence[int] = (16, 32, 32)
+    hiddens: Sequence[int] = (256,)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return logits [B, num_actions] and values [B] for images [B, stack, H, W] (uint8)."""
+        x = _nhwc(x).astype(jnp.float32) / 255.0
+        for channels in self.channels:
+            x = ConvSequence(channels)(x)
+        x = nn.relu(x).reshape(x.shape[0], -1)
+        for width in self.hiddens:
+            x = nn.relu(_dense(width, np.sqrt(2))(x))
+        return _heads(x, self.num_actions)
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al. (2015), with a shared trunk and orthogonal weights as in CleanRL."""
+
+    num_actions: int
+    channels: Sequence[int] = (32, 64, 64)
+    hiddens: Sequence[int] = (512,)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return logits [B, num_actions] and values [B] for images [B, stack, H, W] (uint8)."""
+        first, second, third = self.channels
+        x = nn.relu(StridedConv(first, kernel_size=8, stride=4)(_nhwc(x), scale=1 / 255))
+        x = nn.relu(StridedConv(second, kernel_size=4, stride=2)(x))
+        x = nn.relu(StridedConv(third, kernel_size=3, stride=1)(x))
+        x = x.reshape(x.shape[0], -1)
+        for width in self.hiddens:
+            x = nn.relu(_dense(width, np.sqrt(2))(x))
+        return _heads(x, self.num_actions)
+
+
+class MLP(nn.Module):
+    """Separate tanh networks for policy and value, as in CleanRL's ppo.py."""
+
+    num_actions: int
+    hiddens: Sequence[int] = (64, 64)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return logits [B, num_actions] and values [B] for observations [B, ...]."""
+        x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        policy = value = x
+        for i, width in enumerate(self.hiddens):
+            policy = nn.tanh(_dense(width, np.sqrt(2), f"actor_{i}")(policy))
+            value = nn.tanh(_dense(width, np.sqrt(2), f"critic_{i}")(value))
+        logits = _dense(self.num_actions, 0.01, "actor")(policy)
+        return logits, _dense(1, 1.0, "critic")(value)[:, 0]
+
+
+def default_network(obs_shape: Sequence[int]) -> str:
+    """Return the network that fits an observation: the ResNet for images, else the MLP."""
+    return "resnet" if len(obs_shape) == 3 else "mlp"
+
+
+def make_network(
+    name: str,
+    num_actions: int,
+    channels: Sequence[int] | None = None,
+    hiddens: Sequence[int] | None = None,
+) -> nn.Module:
+    """Build a network by its name.
+
+    Args:
+      name: one of NETWORKS.
+      num_actions: number of discrete actions.
+      channels: channels of the convolutional stages; None for those of the paper.
+      hiddens: widths of the dense layers; None for those of the paper.
+
+    Returns:
+      A Flax module: observations [B, ...] to (logits [B, num_actions], values [B]).
+
+    Raises:
+      ValueError: for an unknown name, or channels that the network does not have.
+    """
+    options = {}
+    if channels is not None and name == "mlp":
+        raise ValueError("--channels: the mlp has no convolutions")
+    if channels is not None and name == "nature" and len(channels) != 3:
+        raise ValueError(f"--channels: nature takes 3 numbers, not {len(channels)}")
+    if channels is not None:
+        options["channels"] = tuple(channels)
+    if hiddens is not None:
+        options["hiddens"] = tuple(hiddens)
+    modules = {"resnet": ImpalaResNet, "nature": NatureCNN, "mlp": MLP}
+    if name not in modules:
+        raise ValueError(f"--network {name}: choose one of {', '.join(NETWORKS)}")
+    return modules[name](num_actions, **options)

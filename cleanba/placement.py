@@ -1,0 +1,230 @@
+"""Where environment groups are computed: actor threads, actor devices, learner devices, processes.
+
+Everything here is a hardware setting. It may change how fast a run is, never what it computes.
+A layout is named as in the Cleanba README, `a0-l1,2-d1`, with the number of actor threads besides.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+# Size of XLA's thread pool on CPU. Convolutions and matrix products are split by it, so it is part
+# of the arithmetic (docs/guarantee.md) and has to be the same on every machine, whatever its number
+# of cores; at least the largest number of devices, because XLA takes the larger of the two.
+XLA_CPU_POOL_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings: they may change how fast a run is, never its result."""
+
+    num_actor_threads: int = 2
+    """Actor threads for each actor device. Any number up to the number of environment groups."""
+    actor_device_ids: tuple[int, ...] = (0,)
+    """Devices (of each process) that compute the actions."""
+    learner_device_ids: tuple[int, ...] = (0,)
+    """Devices (of each process) that compute the gradients."""
+    distributed: bool = False
+    """Run as one of several processes, started by Slurm or with the same variables set by hand."""
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Kind of device; auto takes an accelerator where jax finds one."""
+    xla_host_devices: int | None = None
+    """Number of devices that a CPU pretends to be; by default as many as the layout names."""
+    envpool_threads: int | None = None
+    """Threads that step the environments of each group; by default the cores, at most one per environment."""
+
+
+class ActorPlacement(NamedTuple):
+    """One actor thread: its number in the run, its device, and the groups that it holds."""
+
+    thread: int
+    device_id: int
+    groups: tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """Which group lives where, seen from one process."""
+
+    num_groups: int
+    process: int
+    num_processes: int
+    actors: tuple[ActorPlacement, ...]
+    learner_of_group: dict[int, int]
+    learner_device_ids: tuple[int, ...]
+
+    @property
+    def local_groups(self) -> tuple[int, ...]:
+        """Groups of this process, in order."""
+        return tuple(sorted(self.learner_of_group))
+
+
+def deal(items: Sequence[Item], hands: int) -> list[tuple[Item, ...]]:
+    """Deal items out in order, in contiguous hands whose sizes differ by one at most.
+
+    Args:
+      items: what to deal.
+      hands: number of hands, from 1 to the number of items.
+
+    Returns:
+      `hands` tuples, none empty; the larger ones come first.
+    """
+    if not 1 <= hands <= len(items):
+        raise ValueError(f"cannot deal {len(items)} items into {hands} hands")
+    size, larger = divmod(len(items), hands)
+    dealt, start = [], 0
+    for hand in range(hands):
+        end = start + size + (hand < larger)
+        dealt.append(tuple(items[start:end]))
+        start = end
+    return dealt
+
+
+def plan(hardware: Hardware, num_groups: int, process: int, num_processes: int) -> Layout:
+    """Decide where each environment group of this process lives.
+
+    Args:
+      hardware: threads and device ids.
+      num_groups: environment groups of the whole run, a multiple of the number of processes.
+      process: index of this process.
+      num_processes: number of processes.
+
+    Returns:
+      The layout of this process.
+
+    Raises:
+      ValueError: with one line, if there are more processes, threads or devices than groups.
+    """
+    if num_groups % num_processes:
+        raise ValueError(
+            f"--num-env-groups {num_groups}: must be a multiple of the {num_processes} processes"
+        )
+    for name, ids in (
+        ("--actor-device-ids", hardware.actor_device_ids),
+        ("--learner-device-ids", hardware.learner_device_ids),
+    ):
+        if not ids or min(ids) < 0 or len(set(ids)) != len(ids):
+            raise ValueError(f"{name}: needs one or more different device ids from 0 on")
+    if hardware.num_actor_threads < 1:
+        raise ValueError("--num-actor-threads: must be 1 or more")
+    if hardware.envpool_threads is not None and hardware.envpool_threads < 1:
+        raise ValueError("--envpool-threads: must be 1 or more")
+    per_process = num_groups // num_processes
+    threads = hardware.num_actor_threads * len(hardware.actor_device_ids)
+    for count, what in (
+        (threads, "actor threads (--num-actor-threads x --actor-device-ids)"),
+        (len(hardware.learner_device_ids), "learner devices (--learner-device-ids)"),
+    ):
+        if count > per_process:
+            raise ValueError(
+                f"{count} {what} but {per_process} environment groups per process: "
+                "at most one of them per group; --num-env-groups makes more groups"
+            )
+    groups = range(process * per_process, (process + 1) * per_process)
+    devices = [d for d in hardware.actor_device_ids for _ in range(hardware.num_actor_threads)]
+    actors = tuple(
+        ActorPlacement(process * threads + i, device, hand)
+        for i, (device, hand) in enumerate(zip(devices, deal(groups, threads), strict=True))
+    )
+    learner_hands = deal(groups, len(hardware.learner_device_ids))
+    learner_of_group = {
+        group: device
+        for device, hand in zip(hardware.learner_device_ids, learner_hands, strict=True)
+        for group in hand
+    }
+    return Layout(
+        num_groups, process, num_processes, actors, learner_of_group, hardware.learner_device_ids
+    )
+
+
+def setting_name(hardware: Hardware, num_processes: int) -> str:
+    """Name a hardware setting as the Cleanba README does, with actor threads: `a0-l1,2-d1-t2`."""
+    actors = ",".join(map(str, hardware.actor_device_ids))
+    learners = ",".join(map(str, hardware.learner_device_ids))
+    return f"a{actors}-l{learners}-d{num_processes}-t{hardware.num_actor_threads}"
+
+
+def default_num_env_groups(num_envs: int) -> int:
+    """Return the largest number of groups, up to 8, that divides the environments evenly."""
+    return next(g for g in range(min(8, num_envs), 0, -1) if num_envs % g == 0)
+
+
+def slurm_processes(hardware: Hardware) -> tuple[int, int]:
+    """Return this process's index and the number of processes, from Slurm's variables.
+
+    Raises:
+      ValueError: with one line, if `--distributed` is given and the variables are not there.
+    """
+    if not hardware.distributed:
+        return 0, 1
+    try:
+        return int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    except (KeyError, ValueError):
+        raise ValueError(
+            "--distributed: needs SLURM_PROCID and SLURM_NTASKS (and SLURM_JOB_ID, "
+            "SLURM_STEP_NODELIST, SLURM_LOCALID), set by srun or by hand"
+        ) from None
+
+
+def start_jax(hardware: Hardware) -> None:
+    """Configure jax for a hardware setting, before it has touched a device.
+
+    Raises:
+      ValueError: with one line, if a device id is not there.
+    """
+    import jax
+
+    highest = max(*hardware.actor_device_ids, *hardware.learner_device_ids)
+    os.environ["NPROC"] = str(XLA_CPU_POOL_SIZE)  # read by XLA when the CPU client starts
+    jax.config.update("jax_num_cpu_devices", hardware.xla_host_devices or highest + 1)
+    if hardware.platform != "auto":
+        platform = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[hardware.platform]
+        jax.config.update("jax_platforms", platform)
+    if hardware.distributed:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize()
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f"--platform {hardware.platform}: {first_line}") from None
+    if highest >= len(devices):
+        raise ValueError(
+            f"device {highest} is not there: this process has {len(devices)} "
+            f"{devices[0].platform} device(s), ids 0 to {len(devices) - 1}"
+        )
+    if devices[0].platform == "cpu" and len(devices) > XLA_CPU_POOL_SIZE:
+        raise ValueError(f"--xla-host-devices: at most {XLA_CPU_POOL_SIZE} on a CPU")
+
+
+def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
+    """Return the `hardware` part of a run record: what was asked for and what was found."""
+    import jax
+
+    devices = jax.local_devices()
+    return {
+        "platform": devices[0].platform,
+        "device_kind": cpu_model() if devices[0].platform == "cpu" else devices[0].device_kind,
+        "num_actor_threads": hardware.num_actor_threads,
+        "actor_device_ids": list(hardware.actor_device_ids),
+        "learner_device_ids": list(hardware.learner_device_ids),
+        "num_processes": num_processes,
+        "host_devices": len(devices),
+        "cpu_affinity": sorted(os.sched_getaffinity(0)),
+        "envpool_threads": hardware.envpool_threads,
+        "xla_cpu_pool_size": XLA_CPU_POOL_SIZE,
+    }
+
+
+def cpu_model() -> str:
+    """Return the name of the processor, or 'cpu' where the system does not tell."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return "cpu"
