@@ -1,0 +1,264 @@
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cleanba import record
+from experiments import launch, pool, systems
+
+HERE = Path(__file__).parent
+
+STUDY = """
+title = "A study"
+question = "Is it?"
+[settings.one]
+num_actor_threads = 1
+actor_device_ids = [0]
+learner_device_ids = [0]
+host_devices = 1
+cores = 1
+[[runs]]
+systems = ["cleanba_ppo", "cleanba_ppo-sync"]
+settings = ["one"]
+env_ids = ["CartPole-v1"]
+seeds = [1, 2]
+total_timesteps = 2048
+[runs.hyperparameters]
+behaviour = "complete"
+"""
+NAMES = [f"cleanba_ppo{a}__one__CartPole-v1__s{s}" for a in ("", "-sync") for s in (1, 2)]
+
+
+@pytest.fixture
+def synthetic(monkeypatch):
+    """Both PPO systems are the program that writes records without training."""
+    script = str(HERE / "synthetic_runs.py")
+    for name in ("cleanba_ppo", "cleanba_ppo-sync"):
+        entry = systems.System(name, script, systems.cleanba_arguments)
+        monkeypatch.setitem(systems.SYSTEMS, name, entry)
+
+
+@pytest.fixture
+def study(tmp_path, synthetic):
+    """Writes the study file with a behaviour, and runs the launcher on it."""
+
+    def run(*options, behaviour="complete", fail_seed=None, text=STUDY):
+        path = tmp_path / "small.toml"
+        text = text.replace('"complete"', f'"{behaviour}"')
+        path.write_text(text + (f"fail_seed = {fail_seed}\n" if fail_seed else ""))
+        return launch.main([str(path), "--runs-dir", str(tmp_path / "runs"), *options])
+
+    run.folder = tmp_path / "runs" / "small"
+    return run
+
+
+def statuses(folder):
+    return {path.name: record.read_run(path).info["status"] for path in record.find_runs(folder)}
+
+
+def test_every_run_of_a_study_is_run_and_leaves_record_and_log(study, capsys):
+    assert study() == 0
+    assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
+    for name in NAMES:
+        log = (study.folder / "logs" / f"{name}.log").read_text()
+        assert log.startswith("# ")
+        assert "cores [" in log
+    out = capsys.readouterr().out
+    assert "4 of 4 runs completed" in out
+    assert "[4/4]" in out  # readable where stdout is no terminal
+    assert "\x1b" not in out
+
+
+def test_completed_runs_are_kept_and_skipped(study):
+    assert study() == 0
+    before = {path: path.stat().st_mtime_ns for path in study.folder.glob("*/*")}
+    assert study() == 0
+    assert study("--retry") == 0
+    assert {path: path.stat().st_mtime_ns for path in study.folder.glob("*/*")} == before
+
+
+def test_a_deleted_run_alone_is_run_again(study, capsys):
+    study()
+    for path in (study.folder / NAMES[0]).iterdir():
+        path.unlink()
+    (study.folder / NAMES[0]).rmdir()
+    (study.folder / "logs" / f"{NAMES[0]}.log").unlink()
+    capsys.readouterr()
+    assert study() == 0
+    assert "to run now: 1 runs" in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(study, capsys):
+    assert study("--dry-run") == 0
+    assert not study.folder.parent.exists()
+    out = capsys.readouterr().out
+    assert "4 runs, 8,192 steps" in out
+    assert out.count("--total-timesteps 2048") == 4
+
+
+def test_one_failing_run_does_not_stop_the_study_and_is_reported(study, capsys):
+    assert study(behaviour="fail", fail_seed=1) == 1
+    found = statuses(study.folder)
+    assert sorted(found.values()) == ["completed", "completed", "failed", "failed"]
+    out = capsys.readouterr().out
+    assert f"failed: {NAMES[0]}: ValueError: the actor [bold]thread[/bold] died" in out
+    assert "2 of 4 runs completed" in out
+
+
+def test_failed_runs_are_tried_again_only_on_request(study, capsys):
+    study(behaviour="fail", fail_seed=1)
+    first = record.read_run(study.folder / NAMES[0]).info["started"]
+    capsys.readouterr()
+    assert study(behaviour="fail", fail_seed=1) == 1
+    assert "to run now: 0 runs" in capsys.readouterr().out
+    assert record.read_run(study.folder / NAMES[0]).info["started"] == first
+    assert study("--retry") == 1  # what failed is completed now; the other two are of other flags
+    assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
+    log = (study.folder / "logs" / f"{NAMES[0]}.log").read_text()
+    assert log.count("# ") == 2  # the log of the first try is kept
+
+
+def test_a_run_that_ends_without_a_record_is_reported_with_its_last_words(study, capsys):
+    assert study(behaviour="refuse") == 1
+    assert "error: there is no environment 'Nothing-v0'" in capsys.readouterr().out
+    assert study(behaviour="refuse") == 1
+    assert "to run now: 0 runs" in capsys.readouterr().out
+    assert study("--retry") == 0
+
+
+def test_a_killed_run_is_not_taken_for_a_completed_one(study, capsys):
+    assert study(behaviour="killed", fail_seed=2) == 1
+    out = capsys.readouterr().out
+    assert f"interrupted: {NAMES[1]}: killed before it could end its record" in out
+    assert "2 of 4 runs completed" in out
+    assert study("--retry", behaviour="killed") == 1
+    assert study("--retry") == 1
+
+
+def test_a_completed_run_of_another_command_is_neither_counted_nor_deleted(study, capsys):
+    assert study() == 0
+    before = (study.folder / NAMES[0] / "run.json").read_bytes()
+    longer = STUDY.replace("2048", "4096")
+    assert study("--retry", text=longer) == 1
+    assert "0 of 4 runs completed" in capsys.readouterr().out
+    assert (study.folder / NAMES[0] / "run.json").read_bytes() == before
+
+
+def test_runs_at_work_have_cores_of_their_own(tmp_path):
+    sleep = [sys.executable, "-c", "import time; time.sleep(0.4)"]
+    jobs = [pool.Job(str(n), sleep, tmp_path / f"{n}.log", cores=n) for n in (1, 2, 1, 9)]
+    cores = pool.available_cores()[:2]
+    together = set()
+    for tick in pool.run_jobs(jobs, cores, at_once=9):
+        given = [core for one in tick.active for core in one.cores]
+        assert len(given) == len(set(given)) <= len(cores)
+        for one in tick.active:
+            assert os.sched_getaffinity(one.process.pid) == set(one.cores)
+        together.add(len(tick.active))
+    assert max(together) == len(cores)
+    assert os.sched_getaffinity(0) >= set(cores)
+
+
+def test_a_command_that_cannot_be_started_costs_one_run(tmp_path):
+    jobs = [
+        pool.Job("missing", [str(tmp_path / "nothing")], tmp_path / "a.log", 1),
+        pool.Job("present", [sys.executable, "-c", ""], tmp_path / "b.log", 1),
+    ]
+    ended = [end for tick in pool.run_jobs(jobs, (0,), at_once=1) for end in tick.ended]
+    assert [(end.job.name, end.exit_code) for end in ended] == [("missing", None), ("present", 0)]
+
+
+LAUNCH = """
+import sys
+from experiments import launch, systems
+for name in ("cleanba_ppo", "cleanba_ppo-sync"):
+    systems.SYSTEMS[name] = systems.System(name, {script!r}, systems.cleanba_arguments)
+sys.exit(launch.main(sys.argv[1:]))
+"""
+
+
+def start_launcher(tmp_path, behaviour):
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY.replace('"complete"', f'"{behaviour}"'))
+    code = LAUNCH.format(script=str(HERE / "synthetic_runs.py"))
+    words = [sys.executable, "-c", code, str(path), "--runs-dir", str(tmp_path / "runs")]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+
+
+def wait_for_running(folder, count):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if list(statuses(folder).values()).count("running") >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the runs did not start")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_launcher_ends_its_runs_and_can_be_started_again(tmp_path, study, number):
+    launcher = start_launcher(tmp_path, "slow")
+    wait_for_running(study.folder, 1)
+    time.sleep(0.3)  # the runs write their few lines, then sleep
+    launcher.send_signal(number)
+    out, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + number
+    assert "stopped" in out
+    assert set(statuses(study.folder).values()) == {"interrupted"}
+    assert study() == 1  # runs what was not started, and keeps what was interrupted
+    assert sorted(set(statuses(study.folder).values())) == ["completed", "interrupted"]
+    assert study("--retry") == 0
+    assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
+
+
+def test_after_a_killed_launcher_the_next_one_waits_for_the_runs_it_left_behind(tmp_path, study):
+    launcher = start_launcher(tmp_path, "slow")
+    wait_for_running(study.folder, 1)
+    launcher.kill()
+    launcher.communicate()
+    with open(study.folder / ".launch.lock") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    second = start_launcher(tmp_path, "slow")
+    assert "waiting for them to end" in second.stdout.readline()
+    orphans = [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if b"synthetic_runs.py" in read(path / "cmdline")
+        and str(tmp_path).encode() in read(path / "cmdline")
+    ]
+    for orphan in orphans:
+        os.kill(orphan, signal.SIGTERM)
+    wait_for_running(study.folder, 1)
+    second.send_signal(signal.SIGTERM)
+    second.communicate(timeout=30)
+    assert study("--retry") == 0
+    assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
+
+
+def read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["quickstrat"], "did you mean quickstart"), (["nothing.toml"], "no study file")],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, words, message):
+    assert launch.main(words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_runs_dir_that_is_a_file_is_one_line_and_exit_code_2(tmp_path, synthetic, capsys):
+    (tmp_path / "small.toml").write_text(STUDY)
+    (tmp_path / "file").write_text("")
+    assert launch.main([str(tmp_path / "small.toml"), "--runs-dir", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

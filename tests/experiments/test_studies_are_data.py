@@ -1,0 +1,122 @@
+import pytest
+
+from experiments import systems
+from experiments.study import StudyError, find_study, load_study, study_names
+
+STUDY = """
+title = "A study"
+question = "Is it?"
+[settings.one]
+num_actor_threads = 1
+actor_device_ids = [0]
+learner_device_ids = [0, 1]
+host_devices = 2
+cores = 2
+[[runs]]
+systems = ["cleanba_ppo-sync", "cleanba_impala"]
+settings = ["one"]
+env_ids = ["CartPole-v1"]
+seeds = [1, 2]
+total_timesteps = 1000
+[runs.hyperparameters]
+num_envs = 8
+anneal_lr = false
+"""
+
+
+def load(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return load_study(path)
+
+
+def test_a_study_is_the_product_of_its_axes_and_names_its_folders(tmp_path):
+    study = load(tmp_path, STUDY)
+    assert [run.name for run in study.runs] == [
+        "cleanba_ppo-sync__one__CartPole-v1__s1",
+        "cleanba_ppo-sync__one__CartPole-v1__s2",
+        "cleanba_impala__one__CartPole-v1__s1",
+        "cleanba_impala__one__CartPole-v1__s2",
+    ]
+    assert study.name == "mine"
+    assert study.question == "Is it?"
+
+
+def test_a_command_says_the_whole_run(tmp_path):
+    sync, _, concurrent, _ = load(tmp_path, STUDY).runs
+    words = systems.command(sync, tmp_path)
+    assert words[1].endswith("cleanba/cleanba_ppo.py")
+    text = " ".join(words)
+    for part in (
+        "--env-id CartPole-v1 --seed 1 --total-timesteps 1000",
+        "--num-envs 8 --no-anneal-lr --no-concurrency",
+        "--num-actor-threads 1 --actor-device-ids 0 --learner-device-ids 0 1",
+        "--xla-host-devices 2 --study mine --setting one",
+        f"--runs-dir {tmp_path}",
+    ):
+        assert part in text
+    assert "--overwrite" not in text
+    assert "--overwrite" in systems.command(sync, tmp_path, overwrite=True)
+    words = systems.command(concurrent, tmp_path)
+    assert words[1].endswith("cleanba/cleanba_impala.py")
+    assert "--concurrency" in words
+
+
+def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
+    planned = ["python", "cleanba/cleanba_ppo.py", "--seed", "1", "--runs-dir", "runs"]
+    script = "cleanba/cleanba_ppo.py"
+    elsewhere = ["/x/cleanba_ppo.py", "--seed", "1", "--runs-dir", "/tmp/x", "--overwrite"]
+    assert systems.same_run(elsewhere, planned, script)
+    assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, script)
+    assert systems.same_run(["converted from a log"], planned, script)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [1, 2]", "", "lacks 'seeds'"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "more than once"),
+        ("seeds = [1, 2]", "seeds = []", "plans no run"),
+        ("seeds = [1, 2]", "seeds = 1", "must be of type list"),
+        ('settings = ["one"]', 'settings = ["two"]', "'two', not defined"),
+        ("cores = 2", "cores = 0", "at least one core"),
+        ("cores = 2", "cores = 2\ncolour = 1", "unknown field 'colour'"),
+        ("title", "titel", "lacks 'title'"),
+        ("[[runs]]", "[[runs", "mine.toml"),
+    ],
+)
+def test_a_study_with_a_mistake_is_refused_in_one_line(tmp_path, old, new, message):
+    with pytest.raises(StudyError, match=r"^[^\n]*$") as caught:
+        load(tmp_path, STUDY.replace(old, new, 1))
+    assert message in str(caught.value)
+
+
+def test_an_unknown_study_or_system_names_the_nearest(tmp_path):
+    with pytest.raises(StudyError, match="did you mean quickstart"):
+        find_study("quickstrat")
+    study = load(tmp_path, STUDY.replace("cleanba_impala", "cleanba_imapla"))
+    with pytest.raises(StudyError, match="did you mean cleanba_impala"):
+        systems.check_systems(study.runs)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
+    study = load_study(find_study(name))
+    systems.check_systems(study.runs)
+    assert study.runs
+
+
+def test_the_quickstart_study_compares_what_it_says():
+    study = load_study(find_study("quickstart"))
+    small = [run for run in study.runs if run.env_id != "Pong-v5"]
+    axes = [{getattr(run, axis) for run in small} for axis in ("system", "env_id", "seed")]
+    assert [len(values) for values in axes] == [4, 2, 3]
+    assert len(small) == 48
+    settings = {run.setting for run in small}
+    assert {(s.num_actor_threads, s.host_devices) for s in settings} == {(1, 1), (2, 2)}
+    pong = [run for run in study.runs if run.env_id == "Pong-v5"]
+    assert {"ppo" in run.system for run in pong} == {True, False}
+    # What is compared across settings must not differ in anything but the setting.
+    for run in small:
+        twin = [other for other in small if other._replace(setting=run.setting) == run]
+        assert len(twin) == 2
