@@ -274,7 +274,9 @@ class ActorThread(threading.Thread):
                     before = time.perf_counter()
                     group.act(params, t)
                     inference_time += time.perf_counter() - before
-        data = {group.index: group.finish_rollout(self._learner_device(group.index)) for group in groups}
+        data = {
+            group.index: group.finish_rollout(self._learner_device(group.index)) for group in groups
+        }
         now = self._clock()
         times = {
             "rollout_time": time.perf_counter() - start,

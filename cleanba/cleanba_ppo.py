@@ -9,7 +9,7 @@ placement.py, how groups are added in groupwise.py, who waits for whom in actor_
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -22,13 +22,8 @@ from cleanba import evaluate, training
 from cleanba.actor_learner import Act, GroupRollout
 from cleanba.command_line import BadInput, RunOptions, run_command_line
 from cleanba.groupwise import GroupExchange, tree_sum
-from cleanba.networks import default_network
 from cleanba.placement import Hardware
 from cleanba.training import Setup, TrainState, Update
-
-# Most transitions that one call of the gradient function takes on a CPU: XLA computes convolution
-# gradients fastest in batches of 16 to 64 images there (`make bench`).
-CPU_IMAGES_PER_GRADIENT = 32
 
 
 @dataclass(frozen=True)
@@ -306,14 +301,12 @@ def make_gradient(network: Any, args: Args, microbatch_size: int) -> tuple[Calla
     return jax.jit(gradient), jax.jit(add_gradient, donate_argnums=0)
 
 
-def make_update(
-    network: Any, args: Args, setup: Setup, exchange: GroupExchange, microbatch_size: int
-) -> Update:
+def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
     """Return the update: all epochs and minibatches on one rollout of every group."""
     optimizer, learning_rate = make_optimizer(args, setup.num_updates)
-    prepare = make_prepare(network, args)
-    gradient, add_gradient = make_gradient(network, args, microbatch_size)
-    minibatch_size = setup.group_size * args.num_steps // args.num_minibatches  # of a group
+    prepare = make_prepare(setup.network, args)
+    minibatch_size, microbatch_size = setup.minibatch_size, setup.microbatch_size
+    gradient, add_gradient = make_gradient(setup.network, args, microbatch_size)
     keys = {
         group: jax.device_put(
             training.stream_key(args.seed, training.LEARNER_STREAM, group),
@@ -364,64 +357,24 @@ def make_update(
     return update
 
 
-def choose_microbatch_size(args: Args, setup: Setup, minibatch_size: int) -> int:
-    """Return the transitions of one gradient call, a divisor of a group's part of a minibatch."""
-    if args.microbatch_size is not None:
-        if args.microbatch_size < 1 or minibatch_size % args.microbatch_size:
-            raise BadInput(
-                f"--microbatch-size {args.microbatch_size}: must divide the {minibatch_size} "
-                "transitions that a group has in a minibatch"
-            )
-        return args.microbatch_size
-    on_cpu = jax.local_devices()[0].platform == "cpu"
-    largest = CPU_IMAGES_PER_GRADIENT if on_cpu and len(setup.spec.obs_shape) == 3 else minibatch_size
-    return max(size for size in range(1, largest + 1) if minibatch_size % size == 0)
-
-
 def main(args: Args) -> None:
     """Check the arguments, train, and keep what was asked for."""
-    num_envs = training.resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, 120)
+    if args.update_epochs < 1:
+        raise BadInput("--update-epochs must be 1 or more")
     setup = training.prepare(
+        args,
         name="cleanba_ppo",
-        env_id=args.env_id,
-        preprocessing=args.atari_preprocessing,
-        seed=args.seed,
-        total_timesteps=args.total_timesteps,
-        num_envs=num_envs,
-        num_env_groups=args.num_env_groups,
-        num_steps=args.num_steps,
-        concurrency=args.concurrency,
-        hardware=args.hardware,
-        run=args.run,
+        default_num_envs=120,
+        units_per_env=args.num_steps,
+        images_per_unit=1,
     )
-    if args.num_minibatches < 1 or args.update_epochs < 1:
-        raise BadInput("--num-minibatches and --update-epochs must be 1 or more")
-    group_batch = setup.group_size * args.num_steps
-    if group_batch % args.num_minibatches:
-        raise BadInput(
-            f"--num-minibatches {args.num_minibatches}: must divide the {group_batch} transitions "
-            f"of a group ({setup.group_size} environments x {args.num_steps} steps)"
-        )
-    microbatch_size = choose_microbatch_size(args, setup, group_batch // args.num_minibatches)
-    network_name = default_network(setup.spec.obs_shape) if args.network == "auto" else args.network
-    network = training.make_network_or_refuse(
-        network_name, setup.spec, args.channels, args.hiddens
-    )
-    hyperparameters = {
-        k: v for k, v in asdict(args).items() if k not in ("hardware", "run", "local_num_envs")
-    } | {
-        "num_envs": num_envs,
-        "num_env_groups": setup.layout.num_groups,
-        "network": network_name,
-        "microbatch_size": microbatch_size,
-    }
     exchange = GroupExchange(setup.layout)
-    params = training.initial_params(setup, network)
+    params = training.initial_params(setup)
     optimizer, _ = make_optimizer(args, setup.num_updates)
     state = TrainState(params, jax.jit(optimizer.init)(params))
-    update = make_update(network, args, setup, exchange, microbatch_size)
-    state = training.train(setup, hyperparameters, state, make_act(network), update, exchange)
-    evaluate.keep_model(setup, hyperparameters, state.params)
+    update = make_update(args, setup, exchange)
+    state = training.train(setup, state, make_act(setup.network), update, exchange)
+    evaluate.keep_model(setup, state.params)
 
 
 if __name__ == "__main__":

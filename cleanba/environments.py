@@ -59,7 +59,6 @@ class Episode(NamedTuple):
     length: int
 
 
-
 def env_seeds(seed: int, first: int, count: int) -> list[int]:
     """Return the seeds of environments `first` to `first + count - 1` of a run.
 
@@ -193,7 +192,9 @@ class EpisodeStatistics:
         if not done.any():
             return []
         finished = np.flatnonzero(done)
-        episodes = [Episode(int(i), float(self._returns[i]), int(self._lengths[i])) for i in finished]
+        episodes = [
+            Episode(int(i), float(self._returns[i]), int(self._lengths[i])) for i in finished
+        ]
         self._returns[finished] = 0.0
         self._lengths[finished] = 0
         return episodes

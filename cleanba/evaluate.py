@@ -1,7 +1,8 @@
 """Saved models: keep one, evaluate one, make a video of it, upload it.
 
-    python -m cleanba.evaluate runs/<study>/<run> --episodes 10
+python -m cleanba.evaluate runs/<study>/<run> --episodes 10
 """
 
-def keep_model(setup, hyperparameters, params):
+
+def keep_model(setup, params):
     """TODO."""

@@ -202,6 +202,18 @@ def default_network(obs_shape: Sequence[int]) -> str:
     return "resnet" if len(obs_shape) == 3 else "mlp"
 
 
+def check_fits(name: str, obs_shape: Sequence[int]) -> None:
+    """Refuse a network that cannot take such observations.
+
+    Raises:
+      ValueError: with one line.
+    """
+    images = len(obs_shape) == 3
+    if name in NETWORKS and images != (name != "mlp"):
+        fits = "resnet or nature" if images else "mlp"
+        raise ValueError(f"--network {name}: observations are {tuple(obs_shape)}; choose {fits}")
+
+
 def make_network(
     name: str,
     num_actions: int,

@@ -146,9 +146,20 @@ def setting_name(hardware: Hardware, num_processes: int) -> str:
     return f"a{actors}-l{learners}-d{num_processes}-t{hardware.num_actor_threads}"
 
 
-def default_num_env_groups(num_envs: int) -> int:
-    """Return the largest number of groups, up to 8, that divides the environments evenly."""
-    return next(g for g in range(min(8, num_envs), 0, -1) if num_envs % g == 0)
+def default_num_env_groups(num_envs: int, units_per_env: int, num_minibatches: int) -> int:
+    """Return the largest number of groups, up to 8, that divides everything evenly (or 1).
+
+    Args:
+      num_envs: environments of the run.
+      units_per_env: what minibatches are cut from, per environment: its steps (PPO) or itself, 1
+        (IMPALA).
+      num_minibatches: minibatches that each group has to give the same share to.
+    """
+    for groups in range(min(8, num_envs), 1, -1):
+        group_size, rest = divmod(num_envs, groups)
+        if not rest and group_size * units_per_env % num_minibatches == 0:
+            return groups
+    return 1
 
 
 def slurm_processes(hardware: Hardware) -> tuple[int, int]:

@@ -86,7 +86,11 @@ def source_revision(folder: Path) -> str:
 
     def git(*args: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(folder), *args], capture_output=True, text=True, check=True, timeout=20
+            ["git", "-C", str(folder), *args],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
         ).stdout.strip()
 
     try:
@@ -306,7 +310,9 @@ def read_run(directory: Path | str) -> Run:
         raise RecordError(f"{header}: not readable ({error})") from None
     if not isinstance(info, dict) or info.get("schema_version") != SCHEMA_VERSION:
         version = info.get("schema_version") if isinstance(info, dict) else None
-        raise RecordError(f"{header}: schema version {version!r}; this reader knows {SCHEMA_VERSION}")
+        raise RecordError(
+            f"{header}: schema version {version!r}; this reader knows {SCHEMA_VERSION}"
+        )
     for name in ("system", "setting", "env_id", "seed", "status"):
         if name not in info:
             raise RecordError(f"{header}: the field {name!r} is missing")

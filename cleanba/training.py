@@ -7,9 +7,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from cleanba.actor_learner import Act, ActorLearner, ActorThread, EnvGroup, Fail
 from cleanba.command_line import BadInput, RunOptions
 from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds, make_envs
 from cleanba.groupwise import GroupExchange, fingerprint
-from cleanba.networks import make_network
+from cleanba.networks import check_fits, default_network, make_network
 from cleanba.placement import Hardware, Layout
 from cleanba.record import RunWriter, check_writable, run_name, source_revision
 
@@ -29,7 +30,32 @@ from cleanba.record import RunWriter, check_writable, run_name, source_revision
 # groups, threads or processes share one.
 INIT_STREAM, ACTION_STREAM, LEARNER_STREAM = 0, 1, 2
 
+# Most images that one call of a gradient function takes on a CPU: XLA computes convolution gradients
+# fastest in batches of 16 to 64 images there (`make bench`).
+CPU_IMAGES_PER_GRADIENT = 64
+
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "rlax", "envpool", "numpy")
+
+
+class CommonArgs(Protocol):
+    """The hyperparameters and options that every trainer's command line has."""
+
+    env_id: str
+    seed: int
+    total_timesteps: int
+    num_envs: int | None
+    local_num_envs: int | None
+    num_env_groups: int | None
+    num_steps: int
+    num_minibatches: int
+    concurrency: bool
+    network: str
+    channels: tuple[int, ...] | None
+    hiddens: tuple[int, ...] | None
+    atari_preprocessing: str
+    microbatch_size: int | None
+    hardware: Hardware
+    run: RunOptions
 
 
 class Setup(NamedTuple):
@@ -39,16 +65,15 @@ class Setup(NamedTuple):
     system: str
     setting: str
     directory: Path
+    args: Any  # the trainer's command line
+    hyperparameters: dict[str, Any]  # as recorded: with what was chosen where args say None
     spec: EnvSpec
+    network: Any
     layout: Layout
-    hardware: Hardware
-    run: RunOptions
-    seed: int
     num_envs: int
-    num_steps: int
     num_updates: int
-    concurrency: bool
-    preprocessing: str
+    minibatch_size: int  # units (transitions or environments) that a group has in a minibatch
+    microbatch_size: int  # units in one call of the gradient function
 
     @property
     def group_size(self) -> int:
@@ -58,7 +83,7 @@ class Setup(NamedTuple):
     @property
     def batch_size(self) -> int:
         """Steps that one update learns from."""
-        return self.num_envs * self.num_steps
+        return self.num_envs * self.args.num_steps
 
 
 class TrainState(NamedTuple):
@@ -104,71 +129,131 @@ def resolve_num_envs(
 
 
 def prepare(
+    args: CommonArgs,
     *,
     name: str,
-    env_id: str,
-    preprocessing: str,
-    seed: int,
-    total_timesteps: int,
-    num_envs: int,
-    num_env_groups: int | None,
-    num_steps: int,
-    concurrency: bool,
-    hardware: Hardware,
-    run: RunOptions,
+    default_num_envs: int,
+    units_per_env: int,
+    images_per_unit: int,
 ) -> Setup:
     """Check everything that can be wrong with a run, start jax, and lay the run out.
 
-    Divisibility: the number of groups divides `num_envs`, the number of processes divides the
-    number of groups, and there are no more actor threads or learner devices than groups.
+    Divisibility: the number of groups divides `num_envs`, the number of minibatches divides the
+    units of a group, the number of processes divides the number of groups, and there are no more
+    actor threads or learner devices than groups of a process.
+
+    Args:
+      args: the command line.
+      name: of the trainer.
+      default_num_envs: environments where the command line does not say.
+      units_per_env: what minibatches are cut from, per environment: its steps (PPO) or itself, 1
+        (IMPALA).
+      images_per_unit: forward passes that one unit needs in the gradient.
+
+    Returns:
+      The run, ready to begin. Nothing has been written yet.
 
     Raises:
-      BadInput: with one line. Nothing has been written then.
+      BadInput: with one line.
     """
-    if num_steps < 1:
-        raise BadInput(f"--num-steps {num_steps}: must be 1 or more")
-    if run.fingerprint_every < 1 or run.log_frequency < 1:
+    for flag in ("num_steps", "num_minibatches"):
+        if getattr(args, flag) < 1:
+            raise BadInput(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be 1 or more")
+    if args.run.fingerprint_every < 1 or args.run.log_frequency < 1:
         raise BadInput("--fingerprint-every and --log-frequency must be 1 or more")
-    batch_size = num_envs * num_steps
-    if total_timesteps < batch_size:
+    num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
+    batch_size = num_envs * args.num_steps
+    if args.total_timesteps < batch_size:
         raise BadInput(
-            f"--total-timesteps {total_timesteps}: one update learns from {batch_size} steps "
-            f"({num_envs} environments x {num_steps} steps)"
+            f"--total-timesteps {args.total_timesteps}: one update learns from {batch_size} steps "
+            f"({num_envs} environments x {args.num_steps} steps)"
+        )
+    groups = args.num_env_groups or placement.default_num_env_groups(
+        num_envs, units_per_env, args.num_minibatches
+    )
+    if groups < 1 or num_envs % groups:
+        raise BadInput(f"--num-env-groups {groups}: must divide the {num_envs} environments")
+    group_units = num_envs // groups * units_per_env
+    if group_units % args.num_minibatches:
+        what = "environments" if units_per_env == 1 else "transitions"
+        raise BadInput(
+            f"--num-minibatches {args.num_minibatches}: must divide the {group_units} {what} of a "
+            f"group ({num_envs} environments in {groups} groups)"
         )
     try:
-        groups = num_env_groups or placement.default_num_env_groups(num_envs)
-        if groups < 1 or num_envs % groups:
-            raise BadInput(f"--num-env-groups {groups}: must divide the {num_envs} environments")
-        process, num_processes = placement.slurm_processes(hardware)
-        layout = placement.plan(hardware, groups, process, num_processes)
-        env_seeds(seed, 0, num_envs)
-        check_env_id(env_id)
-        system = name if concurrency else f"{name}-sync"
-        setting = run.setting or placement.setting_name(hardware, num_processes)
-        directory = Path(run.runs_dir) / run.study / run_name(system, setting, env_id, seed)
-        check_writable(directory, run.overwrite)
-        placement.start_jax(hardware)
-        spec = describe_env(env_id, preprocessing)
-    except BadInput:
-        raise
+        process, num_processes = placement.slurm_processes(args.hardware)
+        layout = placement.plan(args.hardware, groups, process, num_processes)
+        env_seeds(args.seed, 0, num_envs)
+        check_env_id(args.env_id)
+        system = name if args.concurrency else f"{name}-sync"
+        setting = args.run.setting or placement.setting_name(args.hardware, num_processes)
+        folder = run_name(system, setting, args.env_id, args.seed)
+        directory = Path(args.run.runs_dir) / args.run.study / folder
+        if process == 0:
+            check_writable(directory, args.run.overwrite)
+        spec = describe_env(args.env_id, args.atari_preprocessing)
+        network_name = args.network
+        if network_name == "auto":
+            network_name = default_network(spec.obs_shape)
+        check_fits(network_name, spec.obs_shape)
+        network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
+        placement.start_jax(args.hardware)
+        minibatch_size = group_units // args.num_minibatches
+        microbatch_size = choose_microbatch_size(
+            args.microbatch_size, minibatch_size, images_per_unit, spec
+        )
     except ValueError as error:
         raise BadInput(str(error)) from None
+    hyperparameters = {
+        k: v for k, v in asdict(args).items() if k not in ("hardware", "run", "local_num_envs")
+    } | {
+        "num_envs": num_envs,
+        "num_env_groups": groups,
+        "network": network_name,
+        "microbatch_size": microbatch_size,
+    }
     return Setup(
-        name,
-        system,
-        setting,
-        directory,
-        spec,
-        layout,
-        hardware,
-        run,
-        seed,
-        num_envs,
-        num_steps,
-        total_timesteps // batch_size,
-        concurrency,
-        preprocessing,
+        name=name,
+        system=system,
+        setting=setting,
+        directory=directory,
+        args=args,
+        hyperparameters=hyperparameters,
+        spec=spec,
+        network=network,
+        layout=layout,
+        num_envs=num_envs,
+        num_updates=args.total_timesteps // batch_size,
+        minibatch_size=minibatch_size,
+        microbatch_size=microbatch_size,
     )
+
+
+def choose_microbatch_size(
+    requested: int | None, minibatch_size: int, images_per_unit: int, spec: EnvSpec
+) -> int:
+    """Return the units of one gradient call, a divisor of a group's part of a minibatch.
+
+    Args:
+      requested: what the command line says, if it does.
+      minibatch_size: units of a group in a minibatch.
+      images_per_unit: forward passes that one unit needs in the gradient.
+      spec: the environment.
+
+    Raises:
+      ValueError: with one line, if the requested size does not divide.
+    """
+    if requested is not None:
+        if requested < 1 or minibatch_size % requested:
+            raise ValueError(
+                f"--microbatch-size {requested}: must divide the {minibatch_size} that a group "
+                "has in a minibatch"
+            )
+        return requested
+    largest = minibatch_size
+    if jax.local_devices()[0].platform == "cpu" and len(spec.obs_shape) == 3:
+        largest = min(largest, max(1, CPU_IMAGES_PER_GRADIENT // images_per_unit))
+    return max(size for size in range(1, largest + 1) if minibatch_size % size == 0)
 
 
 def stream_key(seed: int, stream: int, group: int = 0) -> jax.Array:
@@ -176,7 +261,7 @@ def stream_key(seed: int, stream: int, group: int = 0) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), group)
 
 
-def initial_params(setup: Setup, network: Any) -> Any:
+def initial_params(setup: Setup) -> Any:
     """Initialise a network's parameters, the same bits on any number of cores.
 
     Orthogonal initialisation is a QR factorisation, and LAPACK's result depends on its threads, so
@@ -184,21 +269,21 @@ def initial_params(setup: Setup, network: Any) -> Any:
     """
     obs = np.zeros((1, *setup.spec.obs_shape), setup.spec.obs_dtype)
     with threadpool_limits(1, user_api="blas"):
-        params = jax.jit(network.init)(stream_key(setup.seed, INIT_STREAM), obs)
+        params = jax.jit(setup.network.init)(stream_key(setup.args.seed, INIT_STREAM), obs)
         return jax.block_until_ready(params)
 
 
-def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, failure: Failure):  # noqa: ANN202
+def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, failure: Failure):
     devices = jax.local_devices()
-    env_threads = setup.hardware.envpool_threads
+    env_threads = setup.args.hardware.envpool_threads
     if env_threads is None:
         cores = len(placement.os.sched_getaffinity(0))
         env_threads = min(cores, setup.group_size)
 
     def make_group(group: int, device: jax.Device) -> EnvGroup:
-        seeds = env_seeds(setup.seed, group * setup.group_size, setup.group_size)
-        envs = make_envs(setup.spec.env_id, seeds, env_threads, setup.preprocessing)
-        key = jax.device_put(stream_key(setup.seed, ACTION_STREAM, group), device)
+        seeds = env_seeds(setup.args.seed, group * setup.group_size, setup.group_size)
+        envs = make_envs(setup.spec.env_id, seeds, env_threads, setup.args.atari_preprocessing)
+        key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, group), device)
         return EnvGroup(group, envs, setup.group_size, key, act)
 
     return [
@@ -206,10 +291,10 @@ def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, fa
             actor.thread,
             lambda actor=actor: [make_group(g, devices[actor.device_id]) for g in actor.groups],
             exchange.device_of,
-            num_steps=setup.num_steps,
+            num_steps=setup.args.num_steps,
             steps_per_env_step=setup.num_envs,
             num_rollouts=setup.num_updates,
-            concurrency=setup.concurrency,
+            concurrency=setup.args.concurrency,
             clock=clock,
             failure=failure,
         )
@@ -219,7 +304,6 @@ def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, fa
 
 def train(
     setup: Setup,
-    hyperparameters: Mapping[str, Any],
     state: TrainState,
     act: Act,
     update: Update,
@@ -229,7 +313,6 @@ def train(
 
     Args:
       setup: the checked run.
-      hyperparameters: all that may change what is learned, for the record.
       state: initial parameters and optimiser state.
       act: compiled inference of one group, see `EnvGroup`.
       update: one update: (state, rollout by local group, number of the update from 1) to the next
@@ -240,7 +323,7 @@ def train(
       The final state.
     """
     is_writer = setup.layout.process == 0
-    log = _RunLog(setup, hyperparameters) if is_writer else None
+    log = _RunLog(setup) if is_writer else None
     start = time.perf_counter()
     failure = Failure()
     actors = _make_actors(setup, act, exchange, lambda: time.perf_counter() - start, failure)
@@ -249,7 +332,7 @@ def train(
         actors,
         devices,
         num_updates=setup.num_updates,
-        concurrency=setup.concurrency,
+        concurrency=setup.args.concurrency,
         failure=failure,
     )
     error: BaseException | None = None
@@ -295,11 +378,9 @@ def train(
 
 def _describe_rollouts(setup: Setup, rollouts: list, learner_version: int) -> dict[str, Any]:
     """Return what the record keeps of the rollouts of one process, as JSON can say it."""
-    steps = setup.num_steps * setup.group_size
+    steps = setup.args.num_steps * setup.group_size
     groups = [
-        (group, r.thread, r.number, r.wall_time, r.version)
-        for r in rollouts
-        for group in r.groups
+        (group, r.thread, r.number, r.wall_time, r.version) for r in rollouts for group in r.groups
     ]
     return {
         "rollouts": [
@@ -338,31 +419,35 @@ def _versions() -> dict[str, str]:
 class _RunLog:
     """Everything that one process writes about a run: record, TensorBoard, W&B, progress bar."""
 
-    def __init__(self, setup: Setup, hyperparameters: Mapping[str, Any]):
+    def __init__(self, setup: Setup):
         self._setup = setup
         header = {
             "system": setup.system,
             "setting": setup.setting,
             "env_id": setup.spec.env_id,
-            "seed": setup.seed,
-            "study": setup.run.study,
-            "hyperparameters": dict(hyperparameters),
-            "hardware": placement.describe_hardware(setup.hardware, setup.layout.num_processes),
+            "seed": setup.args.seed,
+            "study": setup.args.run.study,
+            "hyperparameters": setup.hyperparameters,
+            "hardware": placement.describe_hardware(
+                setup.args.hardware, setup.layout.num_processes
+            ),
             "versions": _versions(),
             "revision": source_revision(Path(__file__).parent),
             "command": ["python", *sys.argv],
         }
-        self._record = RunWriter(setup.directory, header, setup.run.overwrite)
+        self._record = RunWriter(setup.directory, header, setup.args.run.overwrite)
         self._board = scalar_log.TensorBoardWriter(setup.directory / "tensorboard")
-        self._board.write_text("hyperparameters", scalar_log.hyperparameter_table(hyperparameters))
-        self._wandb = _start_wandb(setup, hyperparameters) if setup.run.track else None
+        self._board.write_text(
+            "hyperparameters", scalar_log.hyperparameter_table(setup.hyperparameters)
+        )
+        self._wandb = _start_wandb(setup) if setup.args.run.track else None
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
         self._bar = tqdm(
             total=setup.num_updates * setup.batch_size,
             unit="step",
             unit_scale=True,
-            disable=not setup.run.progress,
+            disable=not setup.args.run.progress,
             dynamic_ncols=True,
             mininterval=0.5,
         )
@@ -402,12 +487,12 @@ class _RunLog:
             "training_time": round(training_time, 6),
             "fingerprint": None,
         }
-        if last or number % setup.run.fingerprint_every == 0:
+        if last or number % setup.args.run.fingerprint_every == 0:
             line["fingerprint"] = fingerprint(params)
         self._record.write("updates", [line])
         self._returns.extend(e["return"] for e in episodes)
         self._lengths.extend(e["length"] for e in episodes)
-        if last or number % setup.run.log_frequency == 0:
+        if last or number % setup.args.run.log_frequency == 0:
             scalars = scalar_log.update_scalars(line, setup.batch_size)
             if self._returns:
                 scalars["charts/avg_episodic_return"] = float(np.mean(self._returns))
@@ -418,13 +503,13 @@ class _RunLog:
         self._bar.update(setup.batch_size)
         if not self._bar.disable:
             waiting = (
-                "learner"
-                if rollout_queue_get_time > times["params_queue_get_time"]
-                else "actors"
+                "learner" if rollout_queue_get_time > times["params_queue_get_time"] else "actors"
             )
             lag = number - rollouts[0]["rollouts"][0]["version_first"]
             mean = f"{np.mean(self._returns):.1f}" if self._returns else "none yet"
-            self._bar.set_postfix_str(f"return {mean}, lag {lag}, waiting: {waiting}", refresh=False)
+            self._bar.set_postfix_str(
+                f"return {mean}, lag {lag}, waiting: {waiting}", refresh=False
+            )
 
     def close(self, error: BaseException | None) -> None:
         """Close everything, with the status that the error, if any, calls for."""
@@ -437,7 +522,7 @@ class _RunLog:
             print(f"completed: {shlex.quote(str(self._setup.directory))}")
 
 
-def _start_wandb(setup: Setup, hyperparameters: Mapping[str, Any]) -> Any:
+def _start_wandb(setup: Setup) -> Any:
     import os
 
     import wandb
@@ -447,28 +532,10 @@ def _start_wandb(setup: Setup, hyperparameters: Mapping[str, Any]) -> Any:
         print("no Weights & Biases API key: tracking offline (wandb sync uploads it later)")
         mode = "offline"
     return wandb.init(
-        project=setup.run.wandb_project_name,
-        entity=setup.run.wandb_entity,
-        name=f"{setup.spec.env_id}__{setup.system}__{setup.seed}",
-        config=dict(hyperparameters) | {"setting": setup.setting, "seed": setup.seed},
-        dir=setup.directory,
+        project=setup.args.run.wandb_project_name,
+        entity=setup.args.run.wandb_entity,
+        name=f"{setup.spec.env_id}__{setup.system}__{setup.args.seed}",
+        config=setup.hyperparameters | {"setting": setup.setting, "seed": setup.args.seed},
+        dir=setup.args.run.runs_dir,  # not in the record: W&B notes user and host
         mode=mode,
     )
-
-
-def make_network_or_refuse(
-    name: str, spec: EnvSpec, channels: tuple[int, ...] | None, hiddens: tuple[int, ...] | None
-) -> Any:
-    """Build the network of a run, see `networks.make_network`.
-
-    Raises:
-      BadInput: with one line, if the network does not fit the environment or its options.
-    """
-    images = len(spec.obs_shape) == 3
-    if images != (name != "mlp"):
-        fits = "resnet or nature" if images else "mlp"
-        raise BadInput(f"--network {name}: {spec.env_id} gives {spec.obs_shape}; choose {fits}")
-    try:
-        return make_network(name, spec.num_actions, channels, hiddens)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
