@@ -96,7 +96,7 @@ def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
     order = np.argsort(values, kind="stable")
     total = len(values)
     cut = total // 4
-    if (sizes == sizes[0]).all():
+    if (sizes == sizes[0]).all() and drawn.dtype.kind in "ui":
         small = np.min_scalar_type(total)  # sums of counts are small integers: exact, and fast
         below = np.cumsum(drawn[order], axis=0, dtype=small)
     else:

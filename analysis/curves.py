@@ -8,8 +8,8 @@ import pandas as pd
 
 from analysis import aggregates, bootstrap
 from analysis.references import normalize
-from analysis.scores import EPISODES, run_episodes, trailing_mean
-from analysis.tables import KEYS, Tables
+from analysis.scores import EPISODES, ordered_episodes, trailing_mean
+from analysis.tables import KEYS, Tables, split_runs
 
 AXES = {"step": "step", "time": "wall_time"}
 POINTS = 100
@@ -33,22 +33,26 @@ class Curves(NamedTuple):
 
 
 def smooth(
-    at: np.ndarray, returns: np.ndarray, grid: np.ndarray, window: int = EPISODES
+    at: np.ndarray,
+    returns: np.ndarray,
+    grid: np.ndarray,
+    window: int = EPISODES,
+    counts: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the mean of the last `window` episodes that had ended at each point of a grid.
 
     Args:
-      at: step or wall time of each episode's end, in any order, `[E]`.
+      at: step or wall time of each episode's end, ascending, `[E]`.
       returns: `[E]`.
       grid: ascending, `[P]`.
       window: number of episodes.
+      counts: how many episodes each entry averages, `[E]`, if not one.
 
     Returns:
       `[P]`; NaN before the first episode.
     """
-    order = np.argsort(at, kind="stable")
-    means = trailing_mean(np.asarray(returns, dtype=float)[order], window)
-    ended = np.searchsorted(np.asarray(at)[order], grid, side="right")
+    means = trailing_mean(np.asarray(returns, dtype=float), window, counts)
+    ended = np.searchsorted(at, grid, side="right")
     return np.concatenate([[np.nan], means])[ended]
 
 
@@ -69,19 +73,20 @@ def run_curves(
       grid: used instead of an even one.
     """
     column = AXES[axis]
-    runs = run_episodes(tables.curves)
+    runs = split_runs(tables.curves)
     totals = tables.runs.set_index("run")["steps" if axis == "step" else "seconds"].to_dict()
     ends = []
     for key, run in runs:
         last = run[column].max()
-        total = totals.get(key[0], np.nan)
+        total = totals.get(key.run, np.nan)
         ends.append(max(last, total) if total == total else last)
     if grid is None:
         longest = max((e for e in ends if e == e), default=1.0)
         grid = np.linspace(longest / points, longest, points)
     values = np.full((len(runs), len(grid)), np.nan)
     for row, ((_, run), end) in enumerate(zip(runs, ends, strict=True)):
-        curve = smooth(run[column].to_numpy(), run["return"].to_numpy(), grid, window)
+        at, returns, counts = ordered_episodes(run, column)
+        curve = smooth(at, returns, grid, window, counts)
         values[row] = np.where(grid <= end * (1 + 1e-9), curve, np.nan)
     return Curves(axis, grid, values, pd.DataFrame([key for key, _ in runs], columns=KEYS))
 

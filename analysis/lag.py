@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.tables import KEYS, Tables
+from analysis.tables import KEYS, Tables, split_runs
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -17,19 +17,15 @@ def lag_summary(tables: Tables) -> pd.DataFrame:
       when a gradient was applied, less the one it was computed at): mean, 5%, 50% and 95% quantile
       and maximum. NaN where the source does not record it.
     """
-    asynchrony = {key: gradient_asynchrony(group) for key, group in _by_run(tables.updates)}
+    asynchrony = {key: gradient_asynchrony(group) for key, group in split_runs(tables.updates)}
     rows = []
-    for key, group in _by_run(tables.rollouts):
+    for key, group in split_runs(tables.rollouts):
         row = dict(zip(KEYS, key, strict=True), rollouts=len(group))
         row |= _spread("changes", group["changes"].to_numpy())
         row |= _spread("lag", group["lag"].to_numpy())
         row |= _spread("asynchrony", asynchrony.get(key, np.empty(0)))
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _by_run(frame: pd.DataFrame) -> list[tuple[tuple, pd.DataFrame]]:
-    return [] if frame.empty else list(frame.groupby(KEYS, observed=True, sort=True))
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:
@@ -61,7 +57,7 @@ def gradient_asynchrony(updates: pd.DataFrame) -> np.ndarray:
 def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:
     """Return how often each value occurs: keys, value, rollouts, share (of the run's rollouts)."""
     frames = []
-    for key, group in _by_run(tables.rollouts):
+    for key, group in split_runs(tables.rollouts):
         values, count = np.unique(group[column].dropna().to_numpy(), return_counts=True)
         frame = pd.DataFrame({"value": values, "rollouts": count, "share": count / count.sum()})
         for name, label in reversed(list(zip(KEYS, key, strict=True))):
@@ -77,7 +73,7 @@ def lag_over_time(tables: Tables, bins: int = 50) -> pd.DataFrame:
       Keys, bin (0 ...), wall_time (mean, s), rollouts, changes, lag (means).
     """
     frames = []
-    for key, group in _by_run(tables.rollouts):
+    for key, group in split_runs(tables.rollouts):
         ordered = group.sort_values("wall_time", kind="stable").reset_index(drop=True)
         part = pd.Series(np.arange(len(ordered)) * min(bins, len(ordered)) // len(ordered))
         means = ordered.groupby(part)[["wall_time", "changes", "lag"]].mean()

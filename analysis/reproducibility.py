@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.tables import KEYS, Tables
+from analysis.tables import Tables, split_runs
 
 
 class FingerprintComparison(NamedTuple):
@@ -45,11 +45,9 @@ def compare_fingerprints(a: dict[int, str], b: dict[int, str]) -> FingerprintCom
 def run_fingerprints(updates: pd.DataFrame) -> dict[tuple, dict[int, str]]:
     """Return, per run (its keys), version -> fingerprint, of updates that have one."""
     present = updates[updates["fingerprint"].map(lambda value: isinstance(value, str))]
-    if present.empty:
-        return {}
     return {
         key: dict(zip(group["version"].astype(int), group["fingerprint"], strict=True))
-        for key, group in present.groupby(KEYS, observed=True, sort=True)
+        for key, group in split_runs(present)
     }
 
 

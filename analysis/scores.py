@@ -7,40 +7,66 @@ import numpy as np
 import pandas as pd
 
 from analysis.references import normalize
-from analysis.tables import KEYS, Tables
+from analysis.tables import KEYS, Tables, split_runs
 
 EPISODES = 100  # a score is the mean of this many episodes
 
 
-def trailing_mean(returns: np.ndarray, window: int = EPISODES) -> np.ndarray:
-    """Return, at each episode, the mean of it and the up to `window - 1` before it.
+def _window_starts(counts: np.ndarray, window: int) -> np.ndarray:
+    """Return, for each row, the first row of those that lie within the last `window` episodes."""
+    ended = np.cumsum(counts)
+    before = np.concatenate([[0.0], ended])
+    starts = np.searchsorted(before, ended - window, side="left")
+    return np.minimum(starts, np.arange(len(counts)))  # a row that is more than a window, itself
+
+
+def trailing_mean(
+    returns: np.ndarray, window: int = EPISODES, counts: np.ndarray | None = None
+) -> np.ndarray:
+    """Return, at each episode, the mean of the last `window` episodes, itself included.
 
     Args:
       returns: in the order in which the episodes ended, `[E]`.
-      window: number of episodes.
+      window: number of episodes; near the start there are fewer.
+      counts: how many episodes each entry averages, `[E]`, if not one.
 
     Returns:
       `[E]`; NaN where a return in the window is NaN.
     """
+    counts = np.ones(len(returns)) if counts is None else counts
     # Differences of cumulative sums lose digits; taken about an integer near the mean they lose
     # none where returns are integers, as in Atari, and few elsewhere.
     finite = returns[np.isfinite(returns)]
     centre = np.rint(finite.mean()) if len(finite) else 0.0
     missing = ~np.isfinite(returns)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(missing, 0.0, returns - centre))])
+    sums = np.concatenate([[0.0], np.cumsum(np.where(missing, 0.0, returns - centre) * counts)])
+    weights = np.concatenate([[0.0], np.cumsum(counts)])
     gaps = np.concatenate([[0], np.cumsum(missing)])
     end = np.arange(1, len(returns) + 1)
-    start = np.maximum(end - window, 0)
-    means = (sums[end] - sums[start]) / (end - start) + centre
+    start = _window_starts(counts, window)
+    means = (sums[end] - sums[start]) / (weights[end] - weights[start]) + centre
     return np.where(gaps[end] > gaps[start], np.nan, means)
 
 
-def score_at_end(returns: np.ndarray, window: int = EPISODES) -> float:
+def score_at_end(
+    returns: np.ndarray, window: int = EPISODES, counts: np.ndarray | None = None
+) -> float:
     """Return the mean of the last `window` episodes (of all, if there are fewer); NaN if none."""
-    return float(np.mean(returns[-window:])) if len(returns) else float("nan")
+    if not len(returns):
+        return float("nan")
+    if counts is None:
+        return float(np.mean(returns[-window:]))
+    start = _window_starts(counts, window)[-1]
+    return float(np.average(returns[start:], weights=counts[start:]))
 
 
-def score_at(at: np.ndarray, returns: np.ndarray, limit: float, window: int = EPISODES) -> float:
+def score_at(
+    at: np.ndarray,
+    returns: np.ndarray,
+    limit: float,
+    window: int = EPISODES,
+    counts: np.ndarray | None = None,
+) -> float:
     """Return the score of the episodes that had ended by a step or a time.
 
     Args:
@@ -48,20 +74,29 @@ def score_at(at: np.ndarray, returns: np.ndarray, limit: float, window: int = EP
       returns: `[E]`.
       limit: the step or time; episodes at it count.
       window: number of episodes.
+      counts: as for `trailing_mean`.
     """
-    return score_at_end(returns[: np.searchsorted(at, limit, side="right")], window)
+    end = np.searchsorted(at, limit, side="right")
+    return score_at_end(returns[:end], window, None if counts is None else counts[:end])
 
 
-def best_score(returns: np.ndarray, window: int = EPISODES) -> float:
+def best_score(
+    returns: np.ndarray, window: int = EPISODES, counts: np.ndarray | None = None
+) -> float:
     """Return the largest mean of `window` episodes in a row (of all, if there are fewer)."""
-    if len(returns) <= window:
-        return score_at_end(returns, window)
-    means = trailing_mean(returns, window)[window - 1 :]
+    counts = np.ones(len(returns)) if counts is None else counts
+    means = trailing_mean(returns, window, counts)[np.cumsum(counts) >= window]
+    if not len(means):
+        return score_at_end(returns, window, counts)
     return float(np.nanmax(means)) if np.isfinite(means).any() else float("nan")
 
 
 def time_to_reach(
-    times: np.ndarray, returns: np.ndarray, target: float, window: int = EPISODES
+    times: np.ndarray,
+    returns: np.ndarray,
+    target: float,
+    window: int = EPISODES,
+    counts: np.ndarray | None = None,
 ) -> float:
     """Return when the running mean of the last `window` episodes first reached a target.
 
@@ -73,13 +108,15 @@ def time_to_reach(
       returns: `[E]`.
       target: the score wanted.
       window: number of episodes; fewer do not count.
+      counts: as for `trailing_mean`.
 
     Returns:
       The time, in the unit of `times`; infinity if the target was not reached.
     """
-    means = trailing_mean(returns, window)[window - 1 :]
-    reached = np.flatnonzero(means >= target)
-    return float(times[window - 1 + reached[0]]) if len(reached) else float("inf")
+    counts = np.ones(len(returns)) if counts is None else counts
+    means = trailing_mean(returns, window, counts)
+    reached = np.flatnonzero((means >= target) & (np.cumsum(counts) >= window))
+    return float(times[reached[0]]) if len(reached) else float("inf")
 
 
 class Rule(NamedTuple):
@@ -91,23 +128,30 @@ class Rule(NamedTuple):
     best: bool = False
 
 
-def run_episodes(curves: pd.DataFrame) -> list[tuple[tuple, pd.DataFrame]]:
-    """Split a table of curves into runs, keys first; rows keep their order."""
-    if curves.empty:
-        return []
-    return list(curves.groupby(KEYS, observed=True, sort=True))
+class Episodes(NamedTuple):
+    """The episodes of one run in order: where each ended, its return, and `counts`."""
+
+    at: np.ndarray
+    returns: np.ndarray
+    counts: np.ndarray | None
+
+
+def ordered_episodes(run: pd.DataFrame, axis: str = "step") -> Episodes:
+    """Return the episodes of one run in the order of `step` or of `wall_time`."""
+    at = run[axis].to_numpy()
+    order = np.argsort(at, kind="stable")
+    counts = None
+    if "episodes" in run and run["episodes"].notna().any():
+        counts = run["episodes"].fillna(1.0).to_numpy()[order]
+    return Episodes(at[order], run["return"].to_numpy()[order], counts)
 
 
 def _score(run: pd.DataFrame, rule: Rule) -> float:
-    axis = "wall_time" if rule.time is not None else "step"
-    order = np.argsort(run[axis].to_numpy(), kind="stable")
-    at = run[axis].to_numpy()[order]
-    returns = run["return"].to_numpy()[order]
-    limit = rule.time if rule.time is not None else rule.step
-    if limit is not None:
-        inside = np.searchsorted(at, limit, side="right")
-        returns = returns[:inside]
-    return best_score(returns, rule.window) if rule.best else score_at_end(returns, rule.window)
+    at, returns, counts = ordered_episodes(run, "step" if rule.time is None else "wall_time")
+    limit = rule.step if rule.time is None else rule.time
+    end = len(at) if limit is None else int(np.searchsorted(at, limit, side="right"))
+    kept = None if counts is None else counts[:end]
+    return (best_score if rule.best else score_at_end)(returns[:end], rule.window, kept)
 
 
 def final_scores(
@@ -127,7 +171,7 @@ def final_scores(
     rule = rule or Rule()
     rows = [
         (*key, _score(run, rule), min(len(run), rule.window))
-        for key, run in run_episodes(tables.curves)
+        for key, run in split_runs(tables.curves)
     ]
     measured = pd.DataFrame(rows, columns=[*KEYS, "score", "episodes"])
     measured["normalized"] = [
@@ -186,23 +230,22 @@ def hts_metrics(
       Keys, `final_metric`, `time_limit`, `final_time_metric`, and `required_time_<target>` (s,
       infinite where the target was not reached).
     """
-    runs = run_episodes(tables.curves)
+    runs = split_runs(tables.curves)
     ends: dict[str, float] = {}
     for key, run in runs:
-        env_id, end = key[KEYS.index("env_id")], float(run["wall_time"].max())
+        env_id, end = key.env_id, float(run["wall_time"].max())
         ends[env_id] = min(end, ends.get(env_id, np.inf))
     rows = []
     for key, run in runs:
-        ordered = run.sort_values("wall_time", kind="stable")
-        times, returns = ordered["wall_time"].to_numpy(), ordered["return"].to_numpy()
-        limit = ends[key[KEYS.index("env_id")]] if time_limit is None else time_limit
+        times, returns, counts = ordered_episodes(run, "wall_time")
+        limit = ends[key.env_id] if time_limit is None else time_limit
         rows.append(
             (
                 *key,
-                score_at_end(returns, window),
+                score_at_end(returns, window, counts),
                 limit,
-                score_at(times, returns, limit, window),
-                *(time_to_reach(times, returns, target, window) for target in targets),
+                score_at(times, returns, limit, window, counts),
+                *(time_to_reach(times, returns, target, window, counts) for target in targets),
             )
         )
     names = [f"required_time_{target:g}" for target in targets]

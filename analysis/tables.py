@@ -67,7 +67,8 @@ class Tables(NamedTuple):
 
     Attributes:
       curves: one row per finished episode (or, for logs that hold averages only, per logged
-        average): step (agent steps), wall_time (s since the run started), return, length.
+        average): step (agent steps), wall_time (s since the run started), return, length; and
+        `episodes`, where a source tells how many of them a row averages (NaN or absent: one).
       rollouts: one row per rollout: actor, group, rollout, steps, wall_time, version_first,
         version_last, changes (policy changes within it), learner_version (when it was used), lag
         (learner_version less the mean version over its steps), versions (pairs version, steps).
@@ -181,3 +182,21 @@ def _as_text(frame: pd.DataFrame) -> dict[str, object]:
 
 def _is_label(frame: pd.DataFrame, name: str) -> bool:
     return name in frame and "system" in frame  # the quality table's `run` is plain text
+
+
+def split_runs(frame: pd.DataFrame) -> list[tuple[RunKey, pd.DataFrame]]:
+    """Split a table into its runs, sorted by key; rows keep their order, and are not copied."""
+    if frame.empty:
+        return []
+    column = frame["run"]
+    codes = column.cat.codes.to_numpy() if column.dtype == "category" else pd.factorize(column)[0]
+    starts = np.flatnonzero(np.diff(codes, prepend=-2))
+    if len(starts) != len(np.unique(codes)):  # a run in several places: bring it together
+        order = np.argsort(codes, kind="stable")
+        frame, codes = frame.iloc[order], codes[order]
+        starts = np.flatnonzero(np.diff(codes, prepend=-2))
+    parts = [
+        frame.iloc[a:b] for a, b in zip(starts, np.append(starts[1:], len(codes)), strict=True)
+    ]
+    keys = [RunKey(*(part[name].iloc[0] for name in KEYS)) for part in parts]
+    return sorted(zip(keys, parts, strict=True), key=lambda pair: pair[0])

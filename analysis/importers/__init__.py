@@ -1,1 +1,113 @@
 """Readers of run records and of other tools' logs; each returns `analysis.tables.Tables`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.importers import (
+    monobeast,
+    moolib,
+    openrlbenchmark,
+    records,
+    rliable,
+    score_tables,
+    tensorboard,
+)
+from analysis.tables import InputError, Tables, concat
+from cleanba.record import find_runs
+
+SOURCES = (
+    "auto",
+    "records",
+    "tensorboard",
+    "monobeast",
+    "moolib",
+    "scores",
+    "rliable",
+    "openrlbenchmark",
+)
+
+
+def read(paths: Sequence[Path | str], source: str = "auto") -> Tables:
+    """Read everything at or below the given paths.
+
+    Args:
+      paths: files and folders.
+      source: one of `SOURCES`; `auto` reads whatever kind of log it finds, and all kinds that it
+        finds. Score dictionaries and the output of monobeast_study are found by `auto` only where
+        the path is the file itself.
+
+    Raises:
+      InputError: if a path does not exist, or holds nothing of the kind, or it is damaged.
+    """
+    paths = [Path(path) for path in paths]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder")
+    if source == "auto":
+        return concat([part for path in paths for part in _read_any(path)])
+    return _READERS[source](paths)
+
+
+def _read_monobeast(paths: Sequence[Path]) -> Tables:
+    printed = [
+        path for path in paths if path.name != "logs.csv" and monobeast.is_study_output(path)
+    ]
+    logs = [path for path in paths if path not in printed]
+    parts = [monobeast.read_study_output(printed)] if printed else []
+    return concat(parts + ([monobeast.read(logs)] if logs else []))
+
+
+_READERS = {
+    "records": records.read_records,
+    "tensorboard": tensorboard.read,
+    "monobeast": _read_monobeast,
+    "moolib": moolib.read,
+    "scores": score_tables.read,
+    "rliable": rliable.read,
+    "openrlbenchmark": openrlbenchmark.read,
+}
+
+
+def _read_any(path: Path) -> list[Tables]:
+    if path.is_file():
+        return [_READERS[_source_of_file(path)]([path])]
+    parts = []
+    record_folders = find_runs(path)
+    if record_folders:
+        parts.append(records.read_records([path]))
+    if moolib.find(path):
+        parts.append(moolib.read([path]))
+    if monobeast.find(path):
+        parts.append(monobeast.read([path]))
+    if openrlbenchmark.find(path):
+        parts.append(openrlbenchmark.read([path]))
+    # A record has event files of its own, which say what it says.
+    events = [f for f in tensorboard.find(path) if not set(f.parents) & set(record_folders)]
+    if events:
+        parts.append(tensorboard.read(sorted({file.parent for file in events})))
+    if found := score_tables.find(path):
+        parts.append(score_tables.read(found))
+    if not parts:
+        raise InputError(f"{path}: nothing here that any importer reads")
+    return parts
+
+
+def _source_of_file(path: Path) -> str:
+    names = {
+        "run.json": "records",
+        "logs.tsv": "moolib",
+        "logs.csv": "monobeast",
+        "run_df.csv": "openrlbenchmark",
+        "offline.sqlite": "openrlbenchmark",
+    }
+    if path.name in names:
+        return names[path.name]
+    if path.name.startswith("events.out.tfevents"):
+        return "tensorboard"
+    if path.suffix in rliable.SUFFIXES:
+        return "rliable"
+    if path.suffix == ".csv":
+        return "scores"
+    if monobeast.is_study_output(path):
+        return "monobeast"
+    raise InputError(f"{path}: not a file that any importer reads")

@@ -150,3 +150,17 @@ def test_jackknife_influence_of_the_mean_is_known():
     sample = np.array([1.0, 2.0, 6.0])
     influence = bootstrap.jackknife_influence(lambda c: aggregates.mean([sample], c), [3])
     np.testing.assert_allclose(influence, (sample - 3) / 3)
+
+
+@pytest.mark.parametrize("name", ORACLE)
+def test_fractional_counts_are_weights(name):
+    rng = np.random.default_rng(10)
+    scores = columns(rng.normal(size=(4, 6)))
+    counts = bootstrap.draw_counts([4] * 6, 50, rng)
+    statistic = aggregates.AGGREGATES[name]
+    np.testing.assert_allclose(
+        statistic(scores, counts.astype(float)), statistic(scores, counts), atol=1e-12
+    )
+    halves = counts / 2 + 0.5  # whole numbers and halves
+    assert np.isfinite(statistic(scores, halves)).all()
+    assert (np.abs(statistic(scores, halves) - statistic(scores, counts)) > 1e-9).any()

@@ -1,0 +1,85 @@
+"""What is wrong with the data: named, so that it is neither dropped nor averaged over in silence."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from analysis.references import reference
+from analysis.tables import InputError, Tables, quality_frame
+
+# A run that ends before this share of the longest run of its system and environment is short.
+SHORT = 0.98
+
+
+def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
+    """Return the data-quality table: run (or system and setting), problem.
+
+    To what the importers found (runs not completed, damage, NaN), this adds doubled runs, missing
+    environments and seeds, runs of unequal length, and environments without a reference.
+    """
+    found = list(tables.quality.itertuples(index=False, name=None))
+    runs = _runs(tables)
+    for problems in (_doubled(runs), _missing(runs), _unequal(runs), _unknown(runs, normalization)):
+        found += problems
+    return quality_frame(found)
+
+
+def refuse(problems: pd.DataFrame) -> None:
+    """Raise InputError if there is any problem, naming the first; this is what `--strict` does."""
+    if len(problems):
+        first = problems.iloc[0]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise InputError(f"{first['run']}: {first['problem']}{more}")
+
+
+def _runs(tables: Tables) -> pd.DataFrame:
+    """Return one row per run with scores, whatever its source, with the step that it reached."""
+    columns = ["run", "system", "setting", "env_id", "seed"]
+    measured = tables.runs[[*columns, "steps"]].astype({"run": object})
+    measured = measured[tables.runs["status"] != "published"]
+    published = tables.scores[columns].assign(steps=np.nan)
+    parts = [part for part in (measured, published) if len(part)]
+    if not parts:
+        return pd.DataFrame(columns=[*columns, "steps"])
+    return pd.concat([p.astype(dict.fromkeys(columns[:4], object)) for p in parts])
+
+
+def _doubled(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    same = ["system", "setting", "env_id", "seed"]
+    for key, group in runs.groupby(same, sort=True):
+        for run in group["run"].iloc[1:]:
+            system, setting, env_id, seed = key
+            named = f"{system}, {setting}, {env_id}, seed {seed}"
+            yield run, f"doubled run: {named} is also in {group['run'].iloc[0]}"
+
+
+def _missing(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    everywhere = sorted(set(runs["env_id"]))
+    for (system, setting), group in runs.groupby(["system", "setting"], sort=True):
+        counts = group.groupby("env_id")["seed"].nunique()
+        most = counts.max()
+        for env_id in everywhere:
+            if env_id not in counts:
+                yield f"{system}, {setting}", f"missing environment: no run of {env_id}"
+            elif counts[env_id] < most:
+                what = f"missing seeds: {counts[env_id]} of {env_id}, {most} of others"
+                yield f"{system}, {setting}", what
+
+
+def _unequal(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    for _, group in runs.groupby(["system", "env_id"], sort=True):
+        longest = group["steps"].max()
+        for run, steps in zip(group["run"], group["steps"], strict=True):
+            if steps < SHORT * longest:
+                yield run, f"unequal length: ends at step {steps:.0f}, others at {longest:.0f}"
+
+
+def _unknown(runs: pd.DataFrame, normalization: str) -> Iterator[tuple[str, str]]:
+    done = runs["env_id"].str.startswith("task ")  # of score dictionaries: normalised already
+    for env_id in sorted(set(runs["env_id"][~done])) if len(runs) else ():
+        if reference(env_id, normalization) is None:
+            what = (
+                f"unknown environment: {env_id} has no {normalization} reference, and is left out"
+            )
+            yield env_id, f"{what} of normalised scores"

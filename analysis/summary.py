@@ -1,0 +1,201 @@
+"""What the command prints of systems: aggregates with intervals, profiles, who beats whom."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from analysis import aggregates, bootstrap
+from analysis.scores import by_environment
+from analysis.tables import Tables
+
+METRICS = tuple(aggregates.AGGREGATES)
+
+
+def aggregate(
+    scores: pd.DataFrame,
+    repetitions: int = bootstrap.REPETITIONS,
+    level: float = bootstrap.LEVEL,
+    seed: int = 0,
+    method: str = "percentile",
+) -> list[dict]:
+    """Return the aggregates of every system and setting.
+
+    Args:
+      scores: as `scores.final_scores` returns them.
+      repetitions: bootstrap replicates.
+      level: of confidence.
+      seed: of the draws.
+      method: `percentile` or `bca`.
+
+    Returns:
+      One entry per system and setting: system, setting, then `median`, `iqm`, `mean` and
+      `optimality_gap`, each with value, low, high, runs and environments; runs, environments, and
+      `note`, what a reader must know of the intervals.
+    """
+    entries = []
+    for (system, setting), group in _systems(scores):
+        environments, columns = by_environment(group)
+        sizes = [len(column) for column in columns]
+        published = bool(len(group)) and bool((group["seed"] < 0).all())
+        entry: dict = {"system": system, "setting": setting}
+        for name in METRICS:
+            estimate = bootstrap.Interval(np.nan, np.nan, np.nan)
+            if columns:
+                statistic = aggregates.AGGREGATES[name]
+                estimate = bootstrap.interval(
+                    lambda counts, s=statistic, c=columns: s(c, counts),
+                    sizes,
+                    0 if published else repetitions,
+                    level,
+                    seed,
+                    method,
+                )
+            entry[name] = {
+                **estimate._asdict(),
+                "runs": sum(sizes),
+                "environments": len(environments),
+            }
+        entry["runs"] = sum(sizes)
+        entry["environments"] = len(environments)
+        entry["note"] = _note(sizes, published)
+        entries.append(entry)
+    return entries
+
+
+def _systems(scores: pd.DataFrame) -> list[tuple[tuple, pd.DataFrame]]:
+    return list(scores.groupby(["system", "setting"], sort=True, observed=True))
+
+
+def _note(sizes: Sequence[int], published: bool) -> str:
+    if not sizes:
+        return "no environment with a reference: nothing to aggregate"
+    if published:
+        return (
+            "from published means over runs: no interval; iqm and optimality_gap are of the means"
+        )
+    if max(sizes) < 2:
+        return "one run per environment: no interval"
+    if min(sizes) < bootstrap.FEW_RUNS:
+        return f"{min(sizes)} runs per environment: the interval is too narrow (docs/statistics.md)"
+    return ""
+
+
+def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:
+    """Return the entries of `aggregate` as a table, one row per system, setting and metric."""
+    rows = [
+        {"system": e["system"], "setting": e["setting"], "metric": m, **e[m], "note": e["note"]}
+        for e in entries
+        for m in METRICS
+    ]
+    return pd.DataFrame(rows)
+
+
+def run_times(tables: Tables) -> list[dict]:
+    """Return the mean run time of every system and setting: seconds, runs, ratio to the fastest.
+
+    Runs that are not known to have completed do not count: they took as long as they lasted.
+    """
+    done = tables.runs[tables.runs["completed"].astype(bool) & tables.runs["seconds"].notna()]
+    if done.empty:
+        return []
+    groups = done.groupby(["system", "setting"], sort=True, observed=True)["seconds"]
+    means, counts = groups.mean(), groups.size()
+    return [
+        {
+            "system": system,
+            "setting": setting,
+            "seconds": float(seconds),
+            "runs": int(counts[system, setting]),
+            "times_the_fastest": float(seconds / means.min()),
+        }
+        for (system, setting), seconds in means.items()
+    ]
+
+
+def improvements(
+    scores: pd.DataFrame, repetitions: int = 2000, level: float = bootstrap.LEVEL, seed: int = 0
+) -> list[dict]:
+    """Return, for every two systems, how likely a run of the first beats one of the second.
+
+    Only environments that both have take part.
+
+    Returns:
+      One entry per pair: x, y (system, setting), value, low, high, environments.
+    """
+    sides = [
+        (key, dict(zip(*by_environment(group), strict=True))) for key, group in _systems(scores)
+    ]
+    entries = []
+    for (name_x, x), (name_y, y) in combinations(sides, 2):
+        shared = sorted(x.keys() & y.keys())
+        if not shared:
+            continue
+        a, b = [x[env] for env in shared], [y[env] for env in shared]
+        sizes = [len(c) for c in a] + [len(c) for c in b]
+        split = sum(map(len, a))
+
+        def statistic(
+            counts: np.ndarray | None, a: list = a, b: list = b, split: int = split
+        ) -> np.ndarray:
+            if counts is None:
+                return aggregates.probability_of_improvement(a, b)
+            return aggregates.probability_of_improvement(a, b, counts[:split], counts[split:])
+
+        estimate = bootstrap.interval(statistic, sizes, repetitions, level, seed)
+        entries.append(
+            {"x": name_x, "y": name_y, **estimate._asdict(), "environments": len(shared)}
+        )
+    return entries
+
+
+def profiles(
+    scores: pd.DataFrame,
+    taus: np.ndarray,
+    repetitions: int = 2000,
+    level: float = bootstrap.LEVEL,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return the performance profile of every system and setting, with its band.
+
+    Args:
+      scores: as `scores.final_scores` returns them.
+      taus: thresholds on the normalised score, `[T]`.
+      repetitions: bootstrap replicates.
+      level: of confidence (of each point).
+      seed: of the draws.
+
+    Returns:
+      system, setting, tau, value (share of runs above tau), low, high.
+    """
+    frames = []
+    for (system, setting), group in _systems(scores):
+        _, columns = by_environment(group)
+        if not columns:
+            continue
+        sizes = [len(column) for column in columns]
+        band = np.full((2, len(taus)), np.nan)
+        if max(sizes) > 1:
+            drawn = bootstrap.replicates(
+                lambda counts, c=columns: aggregates.profile(c, taus, counts),
+                sizes,
+                repetitions,
+                seed,
+            )
+            band = bootstrap.percentile_interval(drawn, level)
+        value = aggregates.profile(columns, taus)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "system": system,
+                    "setting": setting,
+                    "tau": taus,
+                    "value": value,
+                    "low": band[0],
+                    "high": band[1],
+                }
+            )
+        )
+    columns = ["system", "setting", "tau", "value", "low", "high"]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
