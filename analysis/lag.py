@@ -1,8 +1,16 @@
-"""Policy lag: which policy version produced the data that each update learned from."""
+"""Policy lag: which policy version produced the data that each update learned from.
+
+`python -m analysis.lag RUN...` prints it.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.queueing import expected_latency
 from analysis.tables import KEYS, Tables, split_runs
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -45,13 +53,64 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
 def gradient_asynchrony(updates: pd.DataFrame) -> np.ndarray:
     """Return, per update, the version it was applied to less the one its gradient was computed at.
 
-    Source: the definition of gradient asynchrony in design terms of modular distributed RL; an
-    update that makes version v is applied to v - 1. It needs the optional field
-    `gradient_version` of updates; without it the result is empty.
+    An update that makes version v is applied to v - 1. It needs `gradient_version`, a field of
+    updates that only asynchronous systems have; without it the result is empty.
     """
     if "gradient_version" not in updates:
         return np.empty(0)
     return (updates["version"] - 1 - updates["gradient_version"]).dropna().to_numpy(dtype=float)
+
+
+def predictions(tables: Tables) -> pd.DataFrame:
+    """Return what theory says of each run, to be held beside what was measured.
+
+    Returns:
+      Keys, and
+      `changes_by_actors`: actors / rollouts per batch. Where actors never wait, all A of them
+        finish one rollout in the time of one rollout, which makes A / B batches of B rollouts,
+        and as many updates.
+      `changes_by_time`: mean rollout time / mean time between updates: as many updates happen
+        while a rollout is collected.
+      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilisation rho that was
+        measured: the share of the time in which the learner trains.
+      NaN where a source does not record what is needed.
+    """
+    updates = {key.run: group for key, group in split_runs(tables.updates)}
+    rows = []
+    for run in tables.runs.itertuples(index=False):
+        config = run.hyperparameters if isinstance(run.hyperparameters, Mapping) else {}
+        group = updates.get(run.run, pd.DataFrame())
+        between = _mean_interval(group)
+        rows.append(
+            {
+                **{name: getattr(run, name) for name in KEYS},
+                "changes_by_actors": _number(config, "num_actors") / _number(config, "batch_size"),
+                "changes_by_time": _mean(group, "rollout_time") / between,
+                "latency_mm1": _latency(_mean(group, "training_time") / between),
+            }
+        )
+    names = ["changes_by_actors", "changes_by_time", "latency_mm1"]
+    return pd.DataFrame(rows, columns=[*KEYS, *names])
+
+
+def _number(config: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(config[name])
+    except (KeyError, TypeError, ValueError):
+        return np.nan
+
+
+def _mean(updates: pd.DataFrame, name: str) -> float:
+    return float(updates[name].mean()) if name in updates else np.nan
+
+
+def _mean_interval(updates: pd.DataFrame) -> float:
+    times = updates["wall_time"].dropna().to_numpy() if "wall_time" in updates else np.empty(0)
+    return float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else np.nan
+
+
+def _latency(utilisation: float) -> float:
+    return expected_latency(1, utilisation, 1.0) if utilisation == utilisation else np.nan
 
 
 def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:
@@ -122,5 +181,22 @@ def version_shares(rollouts: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def all_version_shares(tables: Tables) -> pd.DataFrame:
+    """Return `version_shares` of every run, with its keys."""
+    frames = []
+    for key, group in split_runs(tables.rollouts):
+        frame = version_shares(group)
+        for name, label in reversed(list(zip(KEYS, key, strict=True))):
+            frame.insert(0, name, label)
+        frames.append(frame)
+    return _concat(frames)
+
+
 def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=KEYS)
+
+
+if __name__ == "__main__":
+    from analysis.__main__ import main
+
+    sys.exit(main(["lag", *sys.argv[1:]]))

@@ -1,11 +1,29 @@
-"""Whether a system gives the same result under another hardware setting."""
+"""Whether a system gives the same result under another hardware setting: a verdict with evidence.
 
+*identical*: all fingerprints agree. *equivalent*: the difference lies within a margin, by two
+one-sided tests on the interquartile mean of the scores and on the area under the curve.
+*different*: a permutation of the settings among the runs of each environment makes a difference
+this large too seldom. *undecided*: neither; then about how many more seeds would decide.
+"""
+
+from collections.abc import Sequence
 from itertools import combinations
+from statistics import NormalDist
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from scipy.stats import t as student_t
 
+from analysis import aggregates, bootstrap
+from analysis.curves import Curves, area_under_curve, normalized, run_curves
+from analysis.references import reference
 from analysis.tables import Tables, split_runs
+
+ALPHA = 0.05
+POWER = 0.8
+MARGIN = 0.1  # of the first setting's value
+PERMUTATIONS = 2000
 
 
 class FingerprintComparison(NamedTuple):
@@ -47,7 +65,7 @@ def run_fingerprints(updates: pd.DataFrame) -> dict[tuple, dict[int, str]]:
     present = updates[updates["fingerprint"].map(lambda value: isinstance(value, str))]
     return {
         key: dict(zip(group["version"].astype(int), group["fingerprint"], strict=True))
-        for key, group in split_runs(present)
+        for key, group in split_runs(present[present["version"].notna()])
     }
 
 
@@ -70,3 +88,368 @@ def fingerprint_table(tables: Tables) -> pd.DataFrame:
             rows.append((*group, set_a, set_b, run_a, run_b, *result))
     names = ["system", "env_id", "seed", "setting_a", "setting_b", "run_a", "run_b"]
     return pd.DataFrame(rows, columns=[*names, *FingerprintComparison._fields], dtype=object)
+
+
+class Difference(NamedTuple):
+    """One outcome under two settings.
+
+    Attributes:
+      first: the outcome under the first setting (IQM over runs and environments).
+      difference: under the second, less that.
+      low: of the interval that two one-sided tests at `ALPHA` use (90% by default).
+      high: of the same.
+      p: of the permutation test, of this outcome alone.
+      margin: what counts as equivalent, in the unit of the outcome.
+      more_seeds: about how many more runs per environment and setting would decide; NaN if one
+        setting has a single run per environment.
+    """
+
+    first: float
+    difference: float
+    low: float
+    high: float
+    p: float
+    margin: float
+    more_seeds: float
+
+
+class Verdict(NamedTuple):
+    """What can be said of one system under two settings.
+
+    Attributes:
+      verdict: identical, equivalent, different or undecided.
+      p: of the permutation test on all outcomes together (their largest standardised difference).
+      outcomes: `final` (score at the end) and `area` (mean height of the curve).
+      starts: where along the axis the curves first differ more than chance allows anywhere on
+        them; NaN if nowhere.
+      runs: of the first and of the second setting.
+      environments: that both settings have.
+    """
+
+    verdict: str
+    p: float
+    outcomes: dict[str, Difference]
+    starts: float
+    runs: tuple[int, int]
+    environments: int
+
+
+def compare_curves(
+    grid: np.ndarray,
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> Verdict:
+    """Compare the curves of one system under two settings.
+
+    Args:
+      grid: `[P]`, steps or seconds.
+      first: per environment, curves under the first setting `[runs, P]`; all finite.
+      second: the same under the second, environments in the same order.
+      margin: as a share of the first setting's value.
+      alpha: of both tests.
+      permutations: of settings among the runs of each environment; also bootstrap replicates.
+      seed: of both.
+    """
+    outcomes = {
+        "final": ([c[:, -1] for c in first], [c[:, -1] for c in second]),
+        "area": (
+            [area_under_curve(grid, c) for c in first],
+            [area_under_curve(grid, c) for c in second],
+        ),
+    }
+    rng = np.random.default_rng(seed)
+    pooled_sizes = [len(a) + len(b) for a, b in zip(first, second, strict=True)]
+    sizes = [len(a) for a in first]
+    labels = _permute(pooled_sizes, sizes, permutations, rng)
+    nulls, observed = [], []
+    for a, b in outcomes.values():
+        values = _permuted_difference(a, b, labels)
+        observed.append(values[0])
+        nulls.append(values)
+    nulls = np.array(nulls)
+    spread = nulls.std(axis=1, keepdims=True)
+    standard = np.abs(nulls) / np.where(spread > 0, spread, 1.0)
+    # The identity is among the permutations, so p is never 0, and the test is exact.
+    together = standard.max(axis=0)
+    p = float(np.mean(together >= together[0] - 1e-9))
+    details = {}
+    for row, (name, (a, b)) in enumerate(outcomes.items()):
+        alone = float(np.mean(np.abs(nulls[row]) >= abs(nulls[row][0]) - 1e-12))
+        details[name] = _difference(a, b, alone, margin, alpha, permutations, seed)
+    equivalent = all(-d.margin < d.low and d.high < d.margin for d in details.values())
+    verdict = "equivalent" if equivalent else "different" if p < alpha else "undecided"
+    starts = _first_difference(grid, first, second, labels, alpha) if p < alpha else np.nan
+    runs = (sum(map(len, first)), sum(map(len, second)))
+    return Verdict(verdict, p, details, starts, runs, len(first))
+
+
+def _permute(
+    pooled: Sequence[int], sizes: Sequence[int], permutations: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return which runs count as the first setting's: 0 or 1, `[N, permutations]`; first: as is."""
+    rows = []
+    for total, size in zip(pooled, sizes, strict=True):
+        ranks = rng.random((total, permutations)).argsort(axis=0).argsort(axis=0)
+        label = (ranks < size).astype(np.float64)
+        label[:, 0] = np.arange(total) < size
+        rows.append(label)
+    return np.concatenate(rows)
+
+
+def _permuted_difference(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], labels: np.ndarray
+) -> np.ndarray:
+    """Return the IQM of the runs labelled 0 less that of those labelled 1, `[permutations]`."""
+    pooled = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+    total = np.repeat([len(c) for c in pooled], [len(c) for c in pooled])[:, None]
+    of_a = np.repeat([len(c) for c in a], [len(c) for c in pooled])[:, None]
+    first = aggregates.iqm(pooled, labels * total / of_a)
+    return aggregates.iqm(pooled, (1 - labels) * total / (total - of_a)) - first
+
+
+def _difference(
+    a: Sequence[np.ndarray],
+    b: Sequence[np.ndarray],
+    p: float,
+    margin: float,
+    alpha: float,
+    repetitions: int,
+    seed: int,
+) -> Difference:
+    first, second = float(aggregates.iqm(a)), float(aggregates.iqm(b))
+    difference, wide = second - first, margin * abs(first)
+    freedom = sum(len(c) - 1 for c in (*a, *b))
+    if min(map(len, (*a, *b))) < 2:
+        return Difference(first, difference, np.nan, np.nan, p, wide, np.nan)
+    sizes_a, sizes_b = [len(c) for c in a], [len(c) for c in b]
+    drawn = bootstrap.replicates(
+        lambda counts: aggregates.iqm(b, counts), sizes_b, repetitions, seed
+    ) - bootstrap.replicates(
+        lambda counts: aggregates.iqm(a, counts), sizes_a, repetitions, seed + 1
+    )
+    low, high = np.quantile(drawn, [alpha, 1 - alpha]) - difference
+    # A bootstrap of n runs is too narrow by sqrt((n - 1) / n), and knows nothing of how badly few
+    # runs tell the spread: stretch it as Student's t does.
+    runs = len(sizes_a + sizes_b)
+    mean_size = (sum(sizes_a) + sum(sizes_b)) / runs
+    normal = NormalDist().inv_cdf(1 - alpha)
+    stretch = np.sqrt(mean_size / (mean_size - 1)) * student_t.ppf(1 - alpha, freedom) / normal
+    error = float(drawn.std() * np.sqrt(mean_size / (mean_size - 1)))
+    return Difference(
+        first,
+        difference,
+        float(difference + stretch * low),
+        float(difference + stretch * high),
+        p,
+        wide,
+        _more_seeds(difference, error, wide, mean_size, alpha),
+    )
+
+
+def _more_seeds(difference: float, error: float, margin: float, runs: float, alpha: float) -> float:
+    """Return about how many more runs per environment and setting would decide at `POWER`.
+
+    The error shrinks with the root of the number of runs. To call it equivalent, (z_alpha + z_power)
+    errors must fit between the difference and the margin; to call it different, (z_alpha/2 +
+    z_power) errors into the difference. Whichever needs fewer, if the difference is what it seems.
+    """
+    normal = NormalDist()
+    room = margin - abs(difference)
+    needed = []
+    if room > 0:
+        needed.append(
+            runs * ((normal.inv_cdf(1 - alpha) + normal.inv_cdf(POWER)) * error / room) ** 2
+        )
+    if difference:
+        z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
+        needed.append(runs * (z * error / abs(difference)) ** 2)
+    return float(np.ceil(max(min(needed) - runs, 1))) if needed else np.nan
+
+
+def _first_difference(
+    grid: np.ndarray,
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+    labels: np.ndarray,
+    alpha: float,
+) -> float:
+    """Return where the mean curves first differ by more than chance allows anywhere (max-T)."""
+    pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+    difference = np.zeros((len(grid), labels.shape[1]))
+    row = 0
+    for a, both in zip(first, pooled, strict=True):
+        label = labels[row : row + len(both)]
+        row += len(both)
+        for curve, of_first in zip(both, label, strict=True):
+            weight = (1 - of_first) / (len(both) - len(a)) - of_first / len(a)
+            difference += curve[:, None] * weight
+    spread = difference.std(axis=1, keepdims=True)
+    standard = np.abs(difference) / np.where(spread > 0, spread, np.inf)
+    limit = np.quantile(standard.max(axis=0), 1 - alpha)
+    beyond = np.flatnonzero(standard[:, 0] > limit)
+    return float(grid[beyond[0]]) if len(beyond) else np.nan
+
+
+def setting_curves(curves: Curves, system: str, setting: str) -> dict[str, np.ndarray]:
+    """Return environment -> curves `[runs, P]` of one system and setting, NaN included."""
+    rows = ((curves.runs["system"] == system) & (curves.runs["setting"] == setting)).to_numpy()
+    envs = curves.runs["env_id"].to_numpy()
+    return {str(env): curves.values[rows & (envs == env)] for env in sorted(set(envs[rows]))}
+
+
+def verdicts(
+    tables: Tables,
+    axis: str = "step",
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+    points: int = 50,
+    seed: int = 0,
+) -> list[dict]:
+    """Return a verdict for every system and every two of its settings.
+
+    Curves are normalised where every environment has a reference. They are compared from where all
+    runs have an episode to where the shortest ends.
+
+    Returns:
+      One entry per pair: system, setting_a, setting_b, verdict, p, starts, runs_a, runs_b,
+      environments, final and area (each with the fields of `Difference`), `fingerprints` (pairs of
+      runs: identical, different, first_difference) and `note`.
+    """
+    raw = run_curves(tables, axis, points)
+    known = all(reference(env) is not None for env in set(raw.runs["env_id"]))
+    curves = normalized(raw) if known and len(raw.runs) else raw
+    prints = fingerprint_table(tables)
+    entries = []
+    systems = sorted({(r.system, r.setting) for r in tables.runs.itertuples()})
+    for (system, a), (other, b) in combinations(systems, 2):
+        if system != other:
+            continue
+        entry = {"system": system, "setting_a": a, "setting_b": b}
+        entry["fingerprints"] = _fingerprint_summary(prints, system, a, b)
+        first, second = (setting_curves(curves, system, setting) for setting in (a, b))
+        options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
+        entries.append(entry | _judge(entry["fingerprints"], curves.grid, first, second, options))
+    return entries
+
+
+def _fingerprint_summary(prints: pd.DataFrame, system: str, a: str, b: str) -> dict:
+    pairs = prints[
+        (prints["system"] == system)
+        & prints["setting_a"].isin([a, b])
+        & prints["setting_b"].isin([a, b])
+        & (prints["setting_a"] != prints["setting_b"])
+        & prints["identical"].notna()
+    ]
+    different = pairs[pairs["identical"] == False]  # noqa: E712
+    return {
+        "pairs": len(pairs),
+        "identical": len(pairs) - len(different),
+        "versions_compared": int(pairs["compared"].sum()) if len(pairs) else 0,
+        "first_difference": int(different["first_difference"].min()) if len(different) else None,
+    }
+
+
+def _judge(
+    prints: dict,
+    grid: np.ndarray,
+    first: dict[str, np.ndarray],
+    second: dict[str, np.ndarray],
+    options: dict,
+) -> dict:
+    """Return the part of an entry of `verdicts` that rests on fingerprints and curves."""
+    shared = sorted(first.keys() & second.keys())
+    whole = np.ones(len(grid), dtype=bool)
+    for env in shared:
+        whole &= np.isfinite(first[env]).all(axis=0) & np.isfinite(second[env]).all(axis=0)
+    notes = []
+    left_out = sorted(first.keys() ^ second.keys())
+    if left_out:
+        notes.append(f"under one setting only, and left out: {', '.join(left_out)}")
+    if not options["known"]:
+        notes.append("returns as they are: an environment has no reference")
+    identical = prints["pairs"] > 0 and prints["identical"] == prints["pairs"]
+    entry: dict = {
+        "verdict": "identical" if identical else "undecided",
+        "environments": len(shared),
+    }
+    if not shared or whole.sum() < 2:
+        notes.append("no stretch of curve that all runs have")
+        return entry | {"note": "; ".join(notes)}
+    result = compare_curves(
+        grid[whole],
+        [first[env][:, whole] for env in shared],
+        [second[env][:, whole] for env in shared],
+        options["margin"],
+        options["alpha"],
+        seed=options["seed"],
+    )
+    fewest = min(len(c) for side in (first, second) for c in side.values())
+    if fewest < bootstrap.FEW_RUNS:
+        notes.append(f"{fewest} runs per environment and setting")
+    return {
+        "verdict": "identical" if identical else result.verdict,
+        "p": result.p,
+        "starts": result.starts,
+        "runs_a": result.runs[0],
+        "runs_b": result.runs[1],
+        "environments": result.environments,
+        **{name: d._asdict() for name, d in result.outcomes.items()},
+        "note": "; ".join(notes),
+    }
+
+
+def variation(scores: pd.DataFrame, column: str = "score") -> pd.DataFrame:
+    """Return how much of the variation in scores comes from the hardware setting, per system.
+
+    A one-way random-effects analysis of variance per environment: runs differ by setting and, within
+    a setting, by seed; the components follow from the mean squares between and within settings,
+    (between - within) / runs per setting and within, a negative one counting as 0. The shares are
+    averaged over environments.
+
+    Args:
+      scores: as `scores.final_scores` returns them, any number of settings.
+      column: `score` or `normalized`.
+
+    Returns:
+      system, settings, environments, runs, setting_share, seed_share (NaN with one setting only or
+      one run each), the systems with the largest share of the setting first.
+    """
+    rows = []
+    for system, group in scores.groupby("system", sort=True, observed=True):
+        parts = []
+        for _, env in group.groupby("env_id", observed=True):
+            sides = [
+                s[column].dropna().to_numpy() for _, s in env.groupby("setting", observed=True)
+            ]
+            sides = [s for s in sides if len(s)]
+            if len(sides) > 1 and max(map(len, sides)) > 1:
+                parts.append(variance_components(sides))
+        shares = [s / (s + w) if s + w > 0 else 0.0 for s, w in parts]
+        share = float(np.mean(shares)) if shares else np.nan
+        settings = group["setting"].nunique()
+        rows.append((system, settings, len(parts), len(group), share, 1 - share))
+    names = ["system", "settings", "environments", "runs", "setting_share", "seed_share"]
+    frame = pd.DataFrame(rows, columns=names)
+    return frame.sort_values("setting_share", ascending=False, ignore_index=True)
+
+
+def variance_components(sides: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the variance between and within groups (one-way random effects, unequal sizes).
+
+    Args:
+      sides: one array per setting; at least two, at least one with more than one run.
+
+    Returns:
+      Variance of the setting (0 if the estimate is negative) and of the seed.
+    """
+    sizes = np.array([len(s) for s in sides])
+    total, groups = sizes.sum(), len(sizes)
+    grand = np.concatenate(sides).mean()
+    between = sum(n * (s.mean() - grand) ** 2 for n, s in zip(sizes, sides, strict=True))
+    within = sum(((s - s.mean()) ** 2).sum() for s in sides) / (total - groups)
+    size = (total - (sizes**2).sum() / total) / (groups - 1)
+    return max(float((between / (groups - 1) - within) / size), 0.0), float(within)

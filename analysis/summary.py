@@ -31,14 +31,15 @@ def aggregate(
 
     Returns:
       One entry per system and setting: system, setting, then `median`, `iqm`, `mean` and
-      `optimality_gap`, each with value, low, high, runs and environments; runs, environments, and
-      `note`, what a reader must know of the intervals.
+      `optimality_gap`, each with value, low, high, runs and environments; runs (None where means
+      over runs were published), environments, and `note`, what a reader must know of the intervals.
     """
     entries = []
     for (system, setting), group in _systems(scores):
         environments, columns = by_environment(group)
         sizes = [len(column) for column in columns]
         published = bool(len(group)) and bool((group["seed"] < 0).all())
+        runs = None if published else sum(sizes)  # a published mean does not say of how many
         entry: dict = {"system": system, "setting": setting}
         for name in METRICS:
             estimate = bootstrap.Interval(np.nan, np.nan, np.nan)
@@ -54,10 +55,10 @@ def aggregate(
                 )
             entry[name] = {
                 **estimate._asdict(),
-                "runs": sum(sizes),
+                "runs": runs,
                 "environments": len(environments),
             }
-        entry["runs"] = sum(sizes)
+        entry["runs"] = runs
         entry["environments"] = len(environments)
         entry["note"] = _note(sizes, published)
         entries.append(entry)
@@ -72,9 +73,7 @@ def _note(sizes: Sequence[int], published: bool) -> str:
     if not sizes:
         return "no environment with a reference: nothing to aggregate"
     if published:
-        return (
-            "from published means over runs: no interval; iqm and optimality_gap are of the means"
-        )
+        return "published means over runs: no interval; iqm and optimality_gap are of the means"
     if max(sizes) < 2:
         return "one run per environment: no interval"
     if min(sizes) < bootstrap.FEW_RUNS:
@@ -85,7 +84,7 @@ def _note(sizes: Sequence[int], published: bool) -> str:
 def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:
     """Return the entries of `aggregate` as a table, one row per system, setting and metric."""
     rows = [
-        {"system": e["system"], "setting": e["setting"], "metric": m, **e[m], "note": e["note"]}
+        {"system": e["system"], "setting": e["setting"], "metric": m, **e[m]}
         for e in entries
         for m in METRICS
     ]
@@ -122,7 +121,7 @@ def improvements(
     Only environments that both have take part.
 
     Returns:
-      One entry per pair: x, y (system, setting), value, low, high, environments.
+      One entry per pair: x, y ("system, setting"), value, low, high, environments.
     """
     sides = [
         (key, dict(zip(*by_environment(group), strict=True))) for key, group in _systems(scores)
@@ -145,7 +144,12 @@ def improvements(
 
         estimate = bootstrap.interval(statistic, sizes, repetitions, level, seed)
         entries.append(
-            {"x": name_x, "y": name_y, **estimate._asdict(), "environments": len(shared)}
+            {
+                "x": ", ".join(name_x),
+                "y": ", ".join(name_y),
+                **estimate._asdict(),
+                "environments": len(shared),
+            }
         )
     return entries
 

@@ -206,7 +206,8 @@ def read_study_output(paths: Sequence[Path]) -> Tables:
                     },
                 )
             )
-            runs.append((key, {"status": ["excerpt"], "completed": [False]}))
+            excerpt = {"status": ["excerpt"], "completed": [False], "hyperparameters": [flags]}
+            runs.append((key, excerpt))
             problems.append((key.run, f"an excerpt: {len(actor)} rollouts, not a whole run"))
     return tables(rollouts=rollouts, runs=runs, problems=problems)
 

@@ -71,7 +71,6 @@ def read(paths: Sequence[Path]) -> Tables:
             curve["episodes"] = np.maximum(np.nan_to_num(counts[ended], nan=1.0), 1.0)
         if not ended.any():
             problems.append((key.run, "no episode was finished"))
-        problems.append((key.run, "the source does not say whether this run completed"))
         curves.append((key, curve))
         own = {"step": columns[STEPS], "wall_time": wall_time}
         updates.append((key, own | {n: columns[c] for n, c in UPDATES.items() if c in columns}))
@@ -90,6 +89,8 @@ def read(paths: Sequence[Path]) -> Tables:
                 },
             )
         )
+    unsaid = f"moolib's logs do not say whether a run completed ({len(runs)} runs)"
+    problems.append((", ".join(map(str, paths)), unsaid))
     return tables(curves, updates=updates, runs=runs, problems=problems)
 
 

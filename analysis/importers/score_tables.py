@@ -9,6 +9,7 @@ from analysis.tables import UNKNOWN, InputError, Piece, RunKey, Tables, tables
 
 SEED_OF_A_MEAN = -1  # a published mean over runs has no seed
 SPREAD = re.compile(r"\s*(?:±|\+/-|\+-)\s*")
+COLUMN = re.compile(r"(.+?),?\s+(\d+\s+\w+.*)")  # Moolib IMPALA, 1 A100, 10 CPU
 MINUTE = 60.0
 OTHERS = ("logs.csv", "fields.csv", "run_df.csv")  # of monobeast and of openrlbenchmark
 
@@ -30,8 +31,9 @@ def _looks_right(file: Path) -> bool:
 def read(paths: Sequence[Path]) -> Tables:
     """Read tables with one row per environment and one column per system.
 
-    A column is named `<system>, <hardware setting>`. Cells are `mean ± std` over runs; a file whose
-    cells are plain numbers and whose name ends in `runtimes` holds minutes per run.
+    A column is named `<system>, <hardware setting>`, such as `Cleanba IMPALA, 1 A100, 10 CPU`.
+    Cells are `mean ± std` over runs; a file whose cells are plain numbers and whose name ends in
+    `runtimes` holds minutes per run.
 
     Raises:
       InputError: if there is no table, or one is damaged; the message names file and line.
@@ -59,8 +61,7 @@ def read(paths: Sequence[Path]) -> Tables:
                 problems.append((str(file), f"{env_id} appears twice"))
             seen.add(env_id)
             for name, cell in zip(header[1:], cells[1:], strict=True):
-                system, _, setting = (part.strip() for part in name.partition(","))
-                key = RunKey(str(file), system, setting or UNKNOWN, env_id, SEED_OF_A_MEAN)
+                key = RunKey(str(file), *_system(name), env_id, SEED_OF_A_MEAN)
                 mean, *rest = SPREAD.split(cell.strip(), maxsplit=1)
                 value = number(mean, file, line, name)
                 if value != value:
@@ -74,3 +75,9 @@ def read(paths: Sequence[Path]) -> Tables:
         if not seen:
             raise InputError(f"{file}: no environment in it")
     return tables(scores=scores, runs=runs, problems=problems)
+
+
+def _system(column: str) -> tuple[str, str]:
+    """Return system and hardware setting of a column; the setting starts at its first number."""
+    match = COLUMN.fullmatch(column.strip())
+    return (match[1], match[2]) if match else (column.strip(), UNKNOWN)

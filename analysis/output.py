@@ -1,0 +1,68 @@
+"""Prints results as a table, as JSON or as CSV."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+FORMATS = ("table", "json", "csv")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can say it: NaN and infinities become null, arrays lists."""
+    if isinstance(value, pd.DataFrame):
+        return [plain(row) for row in value.astype(object).to_dict("records")]
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(v) for v in value]
+    if hasattr(value, "item"):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def flat(value: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a result as a flat table: nested mappings become columns `outer.inner`."""
+    if isinstance(value, pd.DataFrame):
+        return value
+    return pd.json_normalize([plain(row) for row in value], sep=".")
+
+
+def render(results: Mapping[str, Any], form: str) -> str:
+    """Return results as text.
+
+    Args:
+      results: name -> table (frame, or list of mappings), the main one first, and `quality`.
+      form: `table` (all of them, for people), `json` (all of them) or `csv` (the main one).
+    """
+    if form == "json":
+        return json.dumps(plain(results), indent=1, allow_nan=False)
+    if form == "csv":
+        return flat(next(iter(results.values()))).to_csv(index=False).rstrip("\n")
+    return "\n\n".join(_section(name, value) for name, value in results.items())
+
+
+def _section(name: str, value: Any) -> str:
+    title = name.replace("_", " ")
+    if not isinstance(value, (pd.DataFrame, list)):
+        return f"{title}: {value}"
+    frame = flat(value)
+    if frame.empty:
+        return f"{title}: none"
+    text = frame.astype(object).map(_cell).to_string(index=False, justify="left")
+    return f"{title}\n{text}"
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"
+    return str(value)
