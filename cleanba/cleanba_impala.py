@@ -242,6 +242,7 @@ def main(args: Args) -> None:
         units_per_env=1,
         images_per_unit=args.num_steps + 1,
     )
+    evaluate.announce_upload(args.run.upload_model)
     exchange = GroupExchange(setup.layout)
     params = training.initial_params(setup)
     optimizer, _ = make_optimizer(args, setup.num_updates)

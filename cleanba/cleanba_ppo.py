@@ -368,6 +368,7 @@ def main(args: Args) -> None:
         units_per_env=args.num_steps,
         images_per_unit=1,
     )
+    evaluate.announce_upload(args.run.upload_model)
     exchange = GroupExchange(setup.layout)
     params = training.initial_params(setup)
     optimizer, _ = make_optimizer(args, setup.num_updates)

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# EnvPool's bounds of observations are float64, its observations float32; gymnasium warns of it each time.
+warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+
 # Environment seeds are seed * MAX_ENVS + env_index, below 2**31, the range that EnvPool takes:
 # no two runs of different seeds, and no two environments of a run, can share one.
 MAX_ENVS = 2**14
@@ -49,6 +52,7 @@ class EnvSpec(NamedTuple):
     obs_dtype: np.dtype
     num_actions: int
     is_atari: bool
+    max_steps: int  # agent steps of the longest episode
 
 
 class Episode(NamedTuple):
@@ -129,17 +133,14 @@ def make_envs(
     import envpool
 
     options = dict(ATARI_PREPROCESSING[preprocessing]) if is_atari(env_id) else {}
-    with warnings.catch_warnings():
-        # gymnasium warns that the bounds of the observation are rounded to float32
-        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-        return envpool.make(
-            env_id,
-            env_type="gymnasium",
-            num_envs=len(seeds),
-            env_seed=list(seeds),
-            num_threads=num_threads,
-            **(options | overrides),
-        )
+    return envpool.make(
+        env_id,
+        env_type="gymnasium",
+        num_envs=len(seeds),
+        env_seed=list(seeds),
+        num_threads=num_threads,
+        **(options | overrides),
+    )
 
 
 def describe_env(env_id: str, preprocessing: str = "machado") -> EnvSpec:
@@ -159,6 +160,7 @@ def describe_env(env_id: str, preprocessing: str = "machado") -> EnvSpec:
         np.dtype(observations.dtype),
         int(actions.n),
         is_atari(env_id),
+        int(envs.spec.config.max_episode_steps),
     )
 
 

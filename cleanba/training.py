@@ -528,7 +528,7 @@ def _start_wandb(setup: Setup) -> Any:
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
-    if mode is None and wandb.api.api_key is None:
+    if mode is None and not wandb.login(prompt=False):
         print("no Weights & Biases API key: tracking offline (wandb sync uploads it later)")
         mode = "offline"
     return wandb.init(
