@@ -1,0 +1,61 @@
+"""Learning curves: return against steps or against wall time, with bands over seeds."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from plots import style
+
+AXES = {"step": "agent steps", "time": "wall time (s)"}
+
+
+def draw(curves: pd.DataFrame, axis: str, look: style.Look, source: str) -> Figure:
+    """Draw one panel per environment.
+
+    Args:
+      curves: rows of `analysis.curves.curve_table`: system, setting, env_id, x, value, low, high,
+        runs.
+      axis: `step` or `time`: what `x` is.
+      look: colours and line styles.
+      source: where the data come from, in a few words.
+    """
+    with mpl.rc_context(style.RC):
+        environments = sorted(curves["env_id"].unique())
+        figure, axes = style.panels(len(environments), height=2.5)
+        for panel, env_id in zip(axes, environments, strict=True):
+            here = curves[curves["env_id"] == env_id]
+            for (setting, system), curve in sorted(
+                here.groupby(["setting", "system"], observed=True),
+                key=lambda item: look.settings.index(item[0][0]),
+            ):
+                _draw_curve(panel, curve, system, look.setting(setting), look)
+            panel.set_title(env_id)
+            panel.set_xlabel(AXES[axis])
+            panel.set_xlim(left=0)
+            style.thousands(panel)
+        for panel in axes[:: style.PANELS_PER_ROW]:
+            panel.set_ylabel("episodic return")
+        style.systems_and_settings_legend(figure, look)
+        style.source_line(figure, f"{style.seeds_text(curves['runs'])} · {source}")
+    return figure
+
+
+def _draw_curve(panel, curve: pd.DataFrame, system: str, how: style.SettingStyle, look) -> None:  # noqa: ANN001
+    colour = look.colour(system)
+    x, value, low, high = (curve[name].to_numpy(float) for name in ("x", "value", "low", "high"))
+    if np.isfinite(low).any():
+        panel.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
+    marks = (4 + 6 * look.systems.index(system), 25) if how.filled else []
+    panel.plot(
+        x,
+        value,
+        color=colour,
+        ls=how.linestyle,
+        lw=how.linewidth,
+        alpha=how.alpha,
+        marker=look.marker(system),
+        ms=4.5,
+        markevery=marks,
+        solid_capstyle="butt",
+    )

@@ -1,0 +1,76 @@
+"""Policy lag: how many versions old the policy was whose data the learner used."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from plots import style
+
+HEIGHT = 0.78  # of a bar that holds all rollouts, in rows
+BINS = 20
+
+
+def draw(shares: pd.DataFrame, look: style.Look, source: str) -> Figure:
+    """Draw one panel per environment, one row per system and setting.
+
+    Args:
+      shares: system, setting, env_id, value (policy lag), share (of the rollouts), runs.
+      look: colours and line styles.
+      source: where the data come from, in a few words.
+    """
+    with mpl.rc_context(style.RC):
+        environments = sorted(shares["env_id"].unique())
+        rows = [(system, setting) for system in look.systems for setting in look.settings]
+        figure, axes = style.panels(len(environments), height=0.8 + 0.3 * len(rows))
+        for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
+            here = shares[shares["env_id"] == env_id]
+            edges = _edges(here["value"].to_numpy(float))
+            for (system, setting), one in here.groupby(["system", "setting"], observed=True):
+                _draw_row(panel, one, edges, rows.index((system, setting)), look)
+            panel.set_title(env_id)
+            panel.set_xlabel("policy lag (versions)")
+            panel.set_xlim(edges[0] - 0.2, edges[-1] + 0.35 * (edges[-1] - edges[0]))
+            panel.xaxis.get_major_locator().set_params(integer=True)
+            labels = [f"{system}\n{setting}" for system, setting in rows]
+            first = index % style.PANELS_PER_ROW == 0
+            positions = np.arange(len(rows)) + 0.6
+            panel.set_yticks(positions, labels if first else [""] * len(rows), fontsize=7)
+            panel.set_ylim(len(rows) + 0.1, 0)
+            panel.tick_params(axis="y", length=0)
+            panel.grid(axis="y", visible=False)
+        style.source_line(
+            figure,
+            "height: share of rollouts; right: mean lag · "
+            f"{style.seeds_text(shares['runs'])} · {source}",
+        )
+    return figure
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Return bins of one version each, or wider ones where the lags spread far."""
+    low, high = np.floor(values.min() + 0.5), np.floor(values.max() + 0.5)
+    width = max(1.0, np.ceil((high - low + 1) / BINS))
+    return np.arange(low - 0.5, high + 0.5 + width, width)
+
+
+def _draw_row(panel, shares: pd.DataFrame, edges: np.ndarray, row: int, look: style.Look) -> None:  # noqa: ANN001
+    values, weights = shares["value"].to_numpy(float), shares["share"].to_numpy(float)
+    heights, _ = np.histogram(values, edges, weights=weights)
+    baseline = row + 1.0
+    system, setting = shares["system"].iloc[0], shares["setting"].iloc[0]
+    panel.axhline(baseline, color="#bbbbbb", lw=0.6)
+    panel.bar(
+        (edges[:-1] + edges[1:]) / 2,
+        -heights * HEIGHT / max(weights.sum(), 1e-12),
+        width=np.diff(edges) * 0.9,
+        bottom=baseline,
+        color=look.colour(system),
+        edgecolor="white",
+        hatch=look.setting(setting).hatch,
+    )
+    mean = float(np.average(values, weights=weights))
+    panel.text(
+        0.99, baseline - 0.35, f"{mean:.2f}", ha="right", va="center", fontsize=7,
+        transform=panel.get_yaxis_transform(),
+    )  # fmt: skip

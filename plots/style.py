@@ -1,0 +1,191 @@
+"""What all figures share: colours, line styles, sizes, captions, and how they are saved.
+
+A system is a colour (and a marker, for print without colour), a hardware setting a line style.
+Curves of two settings that agree lie on each other, so the first setting is drawn wide and pale and
+the next ones thin and dark on top of it: both stay visible.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+# Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
+PALETTE = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#777777"
+
+WIDTH = 8.0  # inches
+PANELS_PER_ROW = 3
+DPI = 200
+
+RC = {
+    "font.size": 8,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "cleanba",  # the same figure is the same file
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+}
+
+
+class SettingStyle(NamedTuple):
+    """How a hardware setting looks."""
+
+    linestyle: str | tuple
+    linewidth: float
+    alpha: float
+    filled: bool
+    hatch: str
+
+
+SETTING_STYLES = (
+    SettingStyle("-", 3.4, 0.45, True, ""),
+    SettingStyle((0, (4, 2)), 1.3, 1.0, False, "////"),
+    SettingStyle((0, (1, 1.5)), 1.5, 1.0, False, "...."),
+    SettingStyle((0, (6, 2, 1, 2)), 1.2, 1.0, False, "xxxx"),
+    SettingStyle("-", 0.8, 1.0, False, "----"),
+)
+
+
+class Look(NamedTuple):
+    """Which colour means which system, and which line which setting, on every figure of a page."""
+
+    systems: tuple[str, ...]
+    settings: tuple[str, ...]
+
+    def colour(self, system: str) -> str:
+        """Return the colour of a system."""
+        return PALETTE[self.systems.index(system) % len(PALETTE)]
+
+    def marker(self, system: str) -> str:
+        """Return the marker of a system."""
+        return MARKERS[self.systems.index(system) % len(MARKERS)]
+
+    def setting(self, setting: str) -> SettingStyle:
+        """Return the style of a hardware setting."""
+        return SETTING_STYLES[self.settings.index(setting) % len(SETTING_STYLES)]
+
+
+class Saved(NamedTuple):
+    """A figure on disk."""
+
+    name: str
+    png: Path
+    svg: Path
+    width: int  # pixels of the PNG at the size it is meant to be seen
+    height: int
+
+
+def look_of(systems: Iterable[str], settings: Iterable[str]) -> Look:
+    """Give every system a colour and every setting a line style."""
+    return Look(tuple(sorted(set(systems))), tuple(sorted(set(settings), key=setting_order)))
+
+
+def setting_order(name: str) -> tuple:
+    """Return what settings are sorted by: shorter names, of fewer devices, first."""
+    return (len(name), name)
+
+
+def panels(count: int, height: float, header: float = 0.45) -> tuple[Figure, list[Axes]]:
+    """Make a figure with so many panels, in rows of three.
+
+    Args:
+      count: number of panels.
+      height: of a row, inches.
+      header: height for the legend, inches.
+    """
+    columns = min(max(count, 1), PANELS_PER_ROW)
+    rows = -(-max(count, 1) // columns)
+    figure = Figure(figsize=(WIDTH, rows * height + header), dpi=DPI, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.09)  # so that the last tick of a panel has room
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for axis in axes[count:]:
+        axis.remove()
+    return figure, axes[:count]
+
+
+def systems_and_settings_legend(figure: Figure, look: Look, lines: bool = True) -> None:
+    """Put a legend above the panels: systems by colour, settings by style."""
+    handles = [
+        Line2D([], [], color=look.colour(system), lw=2.2, marker=look.marker(system), ms=4.5)
+        for system in look.systems
+    ]
+    for setting in look.settings:
+        style = look.setting(setting)
+        handles.append(
+            Line2D(
+                [], [], color="#444444", ls=style.linestyle, lw=style.linewidth, alpha=style.alpha
+            )
+            if lines
+            else Line2D(
+                [],
+                [],
+                color="#444444",
+                ls="",
+                marker="o",
+                mfc="#444444" if style.filled else "white",
+            )
+        )
+    legend(figure, handles, [*look.systems, *look.settings])
+
+
+def legend(figure: Figure, handles: Sequence, labels: Sequence[str]) -> None:
+    """Put a legend above the panels, in as many columns as fit."""
+    longest = max(map(len, labels), default=1)
+    columns = max(1, min(len(labels), int(WIDTH / (0.55 + 0.075 * longest))))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.8)
+
+
+def source_line(figure: Figure, text: str) -> None:
+    """Write the number of seeds and the source of the data below the panels."""
+    figure.supxlabel(text, fontsize=7, color=GREY, x=0.995, ha="right")
+
+
+def seeds_text(counts: Iterable[int]) -> str:
+    """Say how many seeds a figure shows: `3 seeds`, or `1 to 3 seeds`."""
+    values = sorted(set(int(count) for count in counts))
+    if not values:
+        return "no seeds"
+    low, high = values[0], values[-1]
+    word = "seed" if high == 1 else "seeds"
+    return f"{high} {word}" if low == high else f"{low} to {high} {word}"
+
+
+def thousands(axis: Axes) -> None:
+    """Write large numbers on the x axis as 10k, 5M."""
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+
+
+def short_number(value: float) -> str:
+    """Write a number of steps or steps per second in few letters: 950, 1.2k, 50k, 1.5M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def save(figure: Figure, folder: Path, name: str) -> Saved:
+    """Save a figure as PNG and SVG; the same figure gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    with mpl.rc_context(RC):
+        figure.savefig(png, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    width, height = figure.get_size_inches()
+    return Saved(name, png, svg, round(width * 120), round(height * 120))

@@ -1,0 +1,221 @@
+"""Makes the report of a study: `python -m reports.build quickstart --runs runs/quickstart`.
+
+Writes a page for the browser (`index.html`, one file), one for GitHub (`README.md`), and the
+figures as PNG and SVG, from run records alone.
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from analysis.importers.records import read_records
+from analysis.scores import EPISODES
+from analysis.tables import InputError, Tables, concat, quality_frame
+from cleanba.record import find_runs
+from experiments.study import Study, StudyError, load_study, study_names
+from plots import final_scores, learning_curves, policy_lag, speed, style, time_spent
+from reports import content, render, summaries
+
+PLAIN_WIDTH = 150
+
+
+class ReportError(Exception):
+    """A report that cannot be made; the message is one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0, or 2 for bad input."""
+    options = _parser().parse_args(argv)
+    runs = Path(options.runs or f"runs/{options.name}")
+    out = Path(options.out or f"reports/{options.name}")
+    try:
+        pages, headline = build(options.name, runs, out)
+    except (ReportError, InputError, StudyError) as error:
+        return _bad_input(str(error))
+    except OSError as error:
+        return _bad_input(f"{error.filename}: {error.strerror}")
+    print_headline(headline)
+    for page in pages:
+        print(page)
+    return 0
+
+
+def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
+    """Write the pages and figures of a study.
+
+    Args:
+      name: of the study.
+      runs: folder with its run records.
+      out: folder for the pages.
+
+    Returns:
+      The pages, and the headline table.
+
+    Raises:
+      ReportError: if there is nothing to report, or a page is in the way.
+      InputError: if there is no run record.
+    """
+    pages = [out / "index.html", out / "README.md"]
+    for page in pages:
+        if not render.was_made_here(page):
+            raise ReportError(f"{page} was not made by this command: choose another --out")
+    tables = read_tolerantly(runs)
+    done = summaries.completed(tables)
+    if not len(done.runs):
+        raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed")
+    study = _planned_study(runs)
+    found = content.results(done)
+    source = f"source: run records of study {name}"
+    figures = content.figure_texts(found, source)
+    look = style.look_of(done.runs["system"], done.runs["setting"])
+    saved = draw_figures(found, figures, look, source, out / "figures")
+    data = page_content(name, runs, out, study, tables, done, found, figures)
+    html = render.html_page(data, {figure: file.svg for figure, file in saved.items()})
+    for page, text in zip(pages, (html, render.markdown_page(data)), strict=True):
+        page.write_text(text)
+    return pages, data["headline"]
+
+
+def read_tolerantly(runs: Path) -> Tables:
+    """Read all records below a folder; a damaged one is named as a problem and left out."""
+    try:
+        return read_records([runs])
+    except InputError:
+        folders = find_runs(runs)
+        if not folders:
+            raise
+    parts, damage = [], []
+    for folder in folders:
+        try:
+            parts.append(read_records([folder]))
+        except InputError as error:
+            damage.append((str(folder), f"damaged, left out: {Path(str(error)).name}"))
+    if not parts:
+        raise ReportError(f"{runs}: none of the {len(folders)} records there can be read")
+    tables = concat(parts)
+    known = list(tables.quality.itertuples(index=False, name=None))
+    return tables._replace(quality=quality_frame([*known, *damage]))
+
+
+def draw_figures(
+    found: content.Results,
+    figures: dict[str, content.FigureText],
+    look: style.Look,
+    source: str,
+    folder: Path,
+) -> dict[str, style.Saved]:
+    """Draw and save the figures that there are data for."""
+    draw = {
+        "curves_steps": lambda: learning_curves.draw(found.steps, "step", look, source),
+        "curves_time": lambda: learning_curves.draw(found.time, "time", look, source),
+        "final_scores": lambda: final_scores.draw(found.scores, look, source),
+        "speed": lambda: speed.draw(found.speeds, look, source),
+        "time_spent": lambda: time_spent.draw(found.times, look, source),
+        "policy_lag": lambda: policy_lag.draw(found.lags, look, source),
+    }
+    return {name: style.save(draw[name](), folder, name) for name in figures}
+
+
+def page_content(
+    name: str,
+    runs: Path,
+    out: Path,
+    study: Study | None,
+    tables: Tables,
+    done: Tables,
+    found: content.Results,
+    figures: dict[str, content.FigureText],
+) -> dict[str, Any]:
+    """Return all that the templates ask for."""
+    planned = [run.name for run in study.runs] if study else []
+    problems = summaries.problems(tables, planned)
+    dates = sorted(value[:16] for value in done.runs["ended"] if isinstance(value, str))
+    return {
+        "title": study.title if study else f"Study {name}",
+        "question": study.question if study else "",
+        "sentences": content.summary_sentences(
+            found, len(tables.runs), len(done.runs), len(problems), len(planned)
+        ),
+        "episodes": EPISODES,
+        "headline": content.headline(done, found),
+        "verdicts": content.verdict_grid(found.verdicts),
+        "pairs": content.pair_grid(found.pairs),
+        "scores": content.score_grid(found.scores),
+        "speed": content.speed_grid(found.speeds),
+        "time": content.time_grid(found.times),
+        "lag": content.lag_grid(found.lags),
+        "quality": content.quality_grid(problems),
+        "runs": content.run_grid(tables, out),
+        "figures": figures,
+        "commands": _commands(name, runs, out, study),
+        "revisions": content.distinct(done.runs, "revision"),
+        "versions": content.distinct(done.runs, "versions"),
+        "hardware": content.hardware_lines(done.runs),
+        "dates": (dates[0].replace("T", " "), dates[-1].replace("T", " ")) if dates else None,
+    }
+
+
+def print_headline(table: content.Grid) -> None:
+    """Print the headline table in the terminal."""
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in table.columns:
+        right = column in table.numeric
+        shown.add_column(column, justify="right" if right else "left", no_wrap=not right)
+    tones = {"good": "green", "bad": "red", "note": "yellow"}
+    for row in table.rows:
+        shown.add_row(*(_terminal_text(cell, tones) for cell in row))
+    console.print(shown)
+
+
+def _terminal_text(cell: content.Cell, tones: dict[str, str]) -> Text:
+    return Text(cell.text, style=tones.get(cell.tone, ""))
+
+
+def _planned_study(runs: Path) -> Study | None:
+    """Return the study as the launcher kept it with the records, if it did."""
+    copy = runs / "study.toml"
+    return load_study(copy) if copy.is_file() else None
+
+
+def _commands(name: str, runs: Path, out: Path, study: Study | None) -> list[str]:
+    paths = {key: content.neutral_path(str(path)) for key, path in (("runs", runs), ("out", out))}
+    commands = []
+    if study:
+        target = name if name in study_names() else f"{paths['runs']}/study.toml"
+        runs_dir = content.neutral_path(str(runs.parent))
+        commands.append(["python", "-m", "experiments.launch", target, "--runs-dir", runs_dir])
+    options = ["--runs", paths["runs"], "--out", paths["out"]]
+    commands.append(["python", "-m", "reports.build", name, *options])
+    return [shlex.join(words) for words in commands]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m reports.build", description="Make the report of a study."
+    )
+    parser.add_argument("name", help="name of the study")
+    parser.add_argument("--runs", help="folder with the run records (default: runs/<name>)")
+    parser.add_argument("--out", help="folder for the pages (default: reports/<name>)")
+    return parser
+
+
+def _bad_input(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # where a reader leaves (`| head`), end quietly
+    mpl.use("agg")
+    sys.exit(main())

@@ -1,0 +1,471 @@
+"""What a report says: its tables and sentences, as data for the templates and the terminal."""
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pandas as pd
+
+from analysis.bootstrap import FEW_RUNS
+from analysis.scores import EPISODES, final_scores
+from analysis.tables import Tables
+from cleanba import record
+from plots import style
+from reports import summaries
+from reports.summaries import GROUP, Verdict
+
+NOTHING = "–"
+
+# The folders of an absolute path; the slashes of an address like https://host/page are none.
+_FOLDERS = re.compile(r"(?<![\w:/.~…])/(?:[^\s/'\":]+/)+")
+
+
+class Cell(NamedTuple):
+    """One cell: its text, what to sort it by, a tone (`good`, `bad`, `note`), a link, more text."""
+
+    text: str
+    sort: float | str = ""
+    tone: str = ""
+    link: str = ""
+    more: str = ""
+
+
+class Grid(NamedTuple):
+    """A table of a page. `numeric` names the columns that are right-aligned."""
+
+    columns: tuple[str, ...]
+    numeric: frozenset[str]
+    rows: list[tuple[Cell, ...]]
+
+
+class FigureText(NamedTuple):
+    """A figure of a page: file name (without ending), title and caption."""
+
+    name: str
+    title: str
+    caption: str
+
+
+class Results(NamedTuple):
+    """All frames that a report shows, of completed runs."""
+
+    steps: pd.DataFrame  # learning curves against steps
+    time: pd.DataFrame  # and against wall time
+    scores: pd.DataFrame
+    speeds: pd.DataFrame
+    times: pd.DataFrame
+    lags: pd.DataFrame
+    pairs: pd.DataFrame
+    verdicts: list[Verdict]
+
+
+def results(done: Tables) -> Results:
+    """Compute everything that a report shows from the tables of completed runs."""
+    pairs = summaries.fingerprints(done)
+    return Results(
+        steps=summaries.learning_curves(done, "step"),
+        time=summaries.learning_curves(done, "time"),
+        scores=summaries.score_table(done),
+        speeds=summaries.speed_table(done),
+        times=summaries.time_table(done),
+        lags=summaries.lag_table(done),
+        pairs=pairs,
+        verdicts=summaries.verdicts(done, pairs),
+    )
+
+
+def number(value: float, decimals: int | None = None) -> str:
+    """Write a number for reading: 7,312, 475.3, 12.34, 0.95; a dash for none.
+
+    Args:
+      value: the number.
+      decimals: how many; by default the fewer, the larger the number.
+    """
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if decimals is None:
+        decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def numeric_cell(value: float, decimals: int | None = None) -> Cell:
+    """Return a cell that is sorted by its number."""
+    return Cell(number(value, decimals), float(value) if math.isfinite(value) else "")
+
+
+def percent_cell(value: float) -> Cell:
+    """Return a cell with a share in percent."""
+    return Cell(f"{value:.0%}" if math.isfinite(value) else NOTHING, value)
+
+
+def names(row: object) -> tuple[Cell, ...]:
+    """Return the cells that name environment, system and setting of a row."""
+    return tuple(Cell(str(value), str(value)) for value in (row.env_id, row.system, row.setting))
+
+
+NAMES = ("environment", "system", "setting")
+
+
+def in_order(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sort rows by environment, system and setting as on the figures, and seed where there is one."""
+    columns = [name for name in ("env_id", "system", "setting", "seed") if name in frame]
+
+    def key(column: pd.Series) -> pd.Series:
+        return (
+            column.map(style.setting_order) if column.name == "setting" else column.astype(object)
+        )
+
+    return frame.astype({name: object for name in columns}).sort_values(columns, key=key)
+
+
+def headline(done: Tables, found: Results) -> Grid:
+    """Return the table that answers the question in short: one row per system and setting.
+
+    Args:
+      done: completed runs.
+      found: what they gave.
+    """
+    scores = _by_group(found.scores)
+    speeds = _by_group(found.speeds)
+    times = _by_group(found.times)
+    lags = _by_group(summaries.lag_summary(found.lags))
+    rows = []
+    for row in in_order(done.runs.drop_duplicates(GROUP)[GROUP]).itertuples():
+        key = (row.system, row.setting, row.env_id)
+        score = scores.get(key)
+        rows.append(
+            (
+                *names(row),
+                numeric_cell(score.value) if score else Cell(NOTHING),
+                interval_cell(score.low, score.high) if score else Cell(NOTHING),
+                Cell(str(score.runs), score.runs) if score else Cell("0", 0),
+                numeric_cell(speeds[key].sps) if key in speeds else Cell(NOTHING),
+                numeric_cell(lags[key].mean) if key in lags else Cell(NOTHING),
+                waiting_cell(times[key]) if key in times else Cell(NOTHING),
+                bits_cell(found.pairs, row.system, row.env_id),
+            )
+        )
+    columns = ("final score", "95% interval", "seeds", "SPS", "policy lag", "waited more")
+    numeric = frozenset(columns[:5])
+    return Grid((*NAMES, *columns, "same bits"), numeric, rows)
+
+
+def interval_cell(low: float, high: float) -> Cell:
+    """Return a cell with an interval, or a dash where one run gives none."""
+    if not math.isfinite(low):
+        return Cell(NOTHING)
+    return Cell(f"[{number(low)}, {number(high)}]", low)
+
+
+def waiting_cell(row: object) -> Cell:
+    """Say which side waited more, and for which part of the time."""
+    learner, actors = row.learner_waiting, row.actor_waiting
+    side = "learner" if learner >= actors else "actors"
+    return Cell(f"{side} {max(learner, actors):.0%}", side)
+
+
+def bits_cell(pairs: pd.DataFrame, system: str, env_id: str) -> Cell:
+    """Say whether the settings of a system gave the same bits on an environment."""
+    here = pairs[(pairs["system"] == system) & (pairs["env_id"] == env_id)]
+    here = here[here["compared"] > 0]
+    if here.empty:
+        return Cell(NOTHING)
+    same = sum(value is True for value in here["identical"])
+    if same == len(here):
+        return Cell("yes", "yes", "good")
+    return Cell(f"no ({len(here) - same} of {len(here)} pairs)", "no", "bad")
+
+
+def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
+    """Return one row per system: whether its hardware settings gave the same bits."""
+    words = {
+        True: ("same bits", "good"),
+        False: ("different bits", "bad"),
+        None: ("unknown", "note"),
+    }
+    rows = [
+        (
+            Cell(one.system, one.system),
+            Cell(words[one.same][0], words[one.same][0], words[one.same][1]),
+            Cell(f"{one.same_pairs} of {one.pairs}", one.same_pairs),
+            Cell(f"{one.compared:,}", one.compared),
+            Cell(one.difference or "none"),
+        )
+        for one in verdicts
+    ]
+    columns = ("system", "verdict", "pairs that agree", "fingerprints compared", "difference")
+    return Grid(columns, frozenset(columns[2:4]), rows)
+
+
+def pair_grid(pairs: pd.DataFrame) -> Grid:
+    """Return one row per pair of runs that differ in the hardware setting alone."""
+    rows = []
+    for row in pairs.itertuples():
+        verdict = {True: ("yes", "good"), False: ("no", "bad")}.get(
+            row.identical, (NOTHING, "note")
+        )
+        first = "none" if row.identical else f"version {row.first_difference}"
+        rows.append(
+            (
+                Cell(str(row.system), str(row.system)),
+                Cell(str(row.env_id), str(row.env_id)),
+                Cell(str(row.seed), row.seed),
+                Cell(f"{row.setting_a} against {row.setting_b}"),
+                Cell(verdict[0], verdict[0], verdict[1]),
+                Cell(str(row.compared), row.compared),
+                Cell(first if row.compared else NOTHING),
+            )
+        )
+    columns = ("system", "environment", "seed", "settings", "same bits", "fingerprints")
+    return Grid((*columns, "first difference"), frozenset({"seed", "fingerprints"}), rows)
+
+
+def score_grid(scores: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with the scores of all seeds."""
+    rows = [
+        (
+            *names(row),
+            numeric_cell(row.value),
+            interval_cell(row.low, row.high),
+            Cell(str(row.runs), row.runs, "note" if row.runs < FEW_RUNS else ""),
+            Cell(", ".join(number(score) for score in row.each)),
+        )
+        for row in in_order(scores).itertuples()
+    ]
+    columns = ("mean", "95% interval", "seeds", "each seed")
+    return Grid((*NAMES, *columns), frozenset(columns[:3]), rows)
+
+
+def speed_grid(speeds: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with its speed."""
+    rows = [
+        (
+            *names(row),
+            numeric_cell(row.sps),
+            Cell(f"{number(min(row.each))} to {number(max(row.each))}"),
+            numeric_cell(row.sps_overall),
+            numeric_cell(row.seconds),
+            Cell(str(row.runs), row.runs),
+        )
+        for row in in_order(speeds).itertuples()
+    ]
+    columns = ("SPS", "over seeds", "SPS with compilation", "seconds", "seeds")
+    return Grid((*NAMES, *columns), frozenset({*columns} - {"over seeds"}), rows)
+
+
+def time_grid(times: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with what both sides did."""
+    shares = ["environment", "inference", "actor_waiting", "actor_other"]
+    shares += ["training", "learner_waiting", "learner_other"]
+    rows = [
+        (*names(row), *(percent_cell(getattr(row, share)) for share in shares), waiting_cell(row))
+        for row in in_order(times).itertuples()
+    ]
+    columns = tuple(
+        f"{side}: {what}"
+        for side, parts in (
+            ("actors", ("environments", "inference", "waiting", "other")),
+            ("learner", ("training", "waiting", "other")),
+        )
+        for what in parts
+    )
+    return Grid((*NAMES, *columns, "waited more"), frozenset(columns), rows)
+
+
+def lag_grid(lags: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with its policy lag."""
+    rows = [
+        (*names(row), numeric_cell(row.mean), numeric_cell(row.max), Cell(str(row.runs), row.runs))
+        for row in in_order(summaries.lag_summary(lags)).itertuples()
+    ]
+    columns = ("mean lag", "largest lag", "seeds")
+    return Grid((*NAMES, *columns), frozenset(columns), rows)
+
+
+def quality_grid(problems: Iterable[tuple[str, str]]) -> Grid:
+    """Return one row per problem with the data."""
+    rows = [(Cell(run, run), Cell(neutral(problem), problem)) for run, problem in problems]
+    return Grid(("run", "problem"), frozenset(), rows)
+
+
+def run_grid(tables: Tables, out: Path) -> Grid:
+    """Return one row per run, completed or not, with a link to its record.
+
+    Args:
+      tables: all runs.
+      out: folder of the page, where links start from.
+    """
+    scores = final_scores(tables).set_index("run")["score"].to_dict()
+    last_prints = last_fingerprints(tables)
+    rows = []
+    for row in in_order(tables.runs).itertuples():
+        tone = "good" if row.completed else "bad"
+        rows.append(
+            (
+                *names(row),
+                Cell(str(row.seed), row.seed),
+                Cell(str(row.status), str(row.status), tone),
+                numeric_cell(row.steps, decimals=0),
+                numeric_cell(scores.get(row.run, math.nan)),
+                numeric_cell(row.sps),
+                numeric_cell(row.seconds),
+                Cell(last_prints.get(row.run, "")[:12] or NOTHING),
+                Cell("record", link=record_link(Path(str(row.run)), out), more=command_text(row)),
+            )
+        )
+    columns = ("seed", "status", "steps", "score", "SPS", "seconds", "last fingerprint", "record")
+    return Grid((*NAMES, *columns), frozenset(columns) - {"status", *columns[6:]}, rows)
+
+
+def last_fingerprints(tables: Tables) -> dict[str, str]:
+    """Return the last fingerprint of each run that has one."""
+    updates = tables.updates
+    present = updates[updates["fingerprint"].map(lambda value: isinstance(value, str))]
+    return present.groupby("run", observed=True)["fingerprint"].last().to_dict()
+
+
+def command_text(row: object) -> str:
+    """Return the command of a run as one line of text that names no place on a machine."""
+    words = row.command if isinstance(row.command, list) else []
+    return " ".join(neutral_path(str(word)) for word in words)
+
+
+def neutral_path(word: str) -> str:
+    """Return a word of a command line; of an absolute path, the part that is nobody's secret."""
+    if not os.path.isabs(word):
+        return neutral(word)
+    here = os.path.relpath(word)
+    return neutral(here) if not here.startswith("..") else f"…/{Path(word).name}"
+
+
+def neutral(text: str) -> str:
+    """Return a text of a record on one line, without names of users, hosts and folders."""
+    return " ".join(_FOLDERS.sub("…/", record.redact_text(text)).split())
+
+
+def record_link(run: Path, out: Path) -> str:
+    """Return the address of a record relative to the page, or '' if both are not below here.
+
+    A link that climbs out of the working directory would tell how the machine's folders are
+    called, and lead nowhere on any other machine.
+    """
+    here = Path.cwd().resolve()
+    target, start = (run / "run.json").resolve(), out.resolve()
+    if not (target.is_relative_to(here) and start.is_relative_to(here)):
+        return ""
+    return quote(Path(os.path.relpath(target, start)).as_posix())
+
+
+def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
+    """Return title and caption of each figure, with the number of seeds and the source."""
+    band = "95% bootstrap bands over seeds"
+    texts = {
+        "curves_steps": (
+            "Learning curves against steps",
+            f"Mean return of the last {EPISODES} episodes over seeds, {band}. Where two settings "
+            "of a system gave the same data, the dashed line lies in the middle of the pale one.",
+            found.steps,
+        ),
+        "curves_time": (
+            "Learning curves against wall time",
+            f"The same runs against seconds since the start, compilation included; {band}. A mean "
+            "ends where its first run ends.",
+            found.time,
+        ),
+        "final_scores": (
+            "Final scores",
+            f"Mean return of the last {EPISODES} episodes of training: mean over seeds with its "
+            "95% bootstrap interval; dots are seeds.",
+            found.scores,
+        ),
+        "speed": (
+            "Speed",
+            "Agent steps per second without the first updates, which compile: mean over seeds; "
+            "dots are seeds.",
+            found.speeds,
+        ),
+        "time_spent": (
+            "Where the time went",
+            "Shares of wall time, without the first updates. Upper bar: actors (mean over actor "
+            "threads); lower bar: learner.",
+            found.times,
+        ),
+        "policy_lag": (
+            "Policy lag",
+            "Share of rollouts by policy lag: the learner's version when it used the data, less "
+            "the version that produced it. Right: mean.",
+            found.lags,
+        ),
+    }
+    return {
+        name: FigureText(name, title, f"{words} {style.seeds_text(frame['runs'])}; {source}.")
+        for name, (title, words, frame) in texts.items()
+        if len(frame)
+    }
+
+
+def summary_sentences(
+    found: Results, total: int, done: int, problems: int, planned: int
+) -> list[str]:
+    """Return the report in a few sentences."""
+    same = [one for one in found.verdicts if one.same]
+    known = [one for one in found.verdicts if one.same is not None]
+    sentences = []
+    if known:
+        pairs = sum(one.pairs for one in known)
+        compared = sum(one.compared for one in known)
+        sentences.append(
+            f"{len(same)} of {len(known)} systems gave the same bits under different hardware "
+            f"settings ({pairs} pairs of runs, {compared:,} fingerprints compared)."
+        )
+    missing = f" {planned} are planned." if planned and planned != total else ""
+    sentences.append(f"{done} of {total} runs are completed.{missing}")
+    fewest, most = found.scores["runs"].min(), found.scores["runs"].max()
+    if len(found.scores) and fewest < FEW_RUNS:
+        count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        sentences.append(
+            f"With {count} {'seed' if most == 1 else 'seeds'} per result the intervals are too "
+            "narrow to be trusted as such: read them as the spread of the seeds."
+        )
+    sentences.append(
+        f"{problems} problems with the data." if problems else "No problem with the data was found."
+    )
+    return sentences
+
+
+def hardware_lines(runs: pd.DataFrame) -> list[str]:
+    """Describe, once each, the hardware that the runs found."""
+    lines = {}
+    for hardware in runs["hardware"]:
+        if isinstance(hardware, Mapping):
+            cores = hardware.get("cpu_affinity")
+            parts = [str(hardware.get(name) or "") for name in ("platform", "device_kind")]
+            parts += [f"{len(cores)} CPU cores for a run"] if isinstance(cores, list) else []
+            pool = hardware.get("xla_cpu_pool_size")
+            parts += [f"XLA's CPU thread pool of size {pool}"] if pool else []
+            lines[neutral(", ".join(part for part in parts if part))] = None
+    return [line for line in lines if line]
+
+
+def distinct(runs: pd.DataFrame, name: str) -> list[str]:
+    """Return the different values of a field of the runs, as text."""
+    values: dict[str, None] = {}
+    for value in runs[name]:
+        if isinstance(value, Mapping):
+            values[", ".join(f"{key} {item}" for key, item in value.items())] = None
+        elif isinstance(value, str) and value:
+            values[value] = None
+    return [neutral_revision(value) if name == "revision" else neutral(value) for value in values]
+
+
+def neutral_revision(text: str) -> str:
+    """Return a git revision; forty hexadecimal digits are blanked elsewhere, as a token would be."""
+    return " ".join(text.split())
+
+
+def _by_group(frame: pd.DataFrame) -> dict[tuple, object]:
+    return {tuple(getattr(row, name) for name in GROUP): row for row in frame.itertuples()}

@@ -1,0 +1,270 @@
+"""The tables behind the figures and pages of a report, from the tables that were read.
+
+Everything here takes completed runs only; `problems` names what was left out and why.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import aggregates, bootstrap
+from analysis.curves import curve_table
+from analysis.importers.records import SKIPPED_UPDATES
+from analysis.lag import lag_distribution
+from analysis.reproducibility import fingerprint_table
+from analysis.scores import final_scores
+from analysis.tables import Tables
+
+GROUP = ["system", "setting", "env_id"]
+
+# What each side's time is made of, as columns of the updates table.
+WORK = {
+    "environment": "env_time",
+    "inference": "inference_time",
+    "rollout": "rollout_time",
+    "for_parameters": "params_queue_get_time",
+    "for_room": "rollout_queue_put_time",
+    "training": "training_time",
+    "learner_waiting": "rollout_queue_get_time",
+}
+
+
+class Verdict(NamedTuple):
+    """Whether the hardware settings of a system gave the same bits.
+
+    Attributes:
+      system: the system.
+      same: True or False; None where there was nothing to compare.
+      pairs: pairs of runs that differ in the setting alone.
+      same_pairs: of these, how many agree in every fingerprint.
+      compared: fingerprints compared, over all pairs.
+      difference: the first difference in words, or why nothing can be said; '' if all agree.
+    """
+
+    system: str
+    same: bool | None
+    pairs: int
+    same_pairs: int
+    compared: int
+    difference: str
+
+
+def completed(tables: Tables) -> Tables:
+    """Return the tables of the runs that reached their end."""
+    runs = tables.runs
+    return of_runs(tables, runs["run"][runs["completed"].to_numpy(bool)])
+
+
+def of_runs(tables: Tables, names: Iterable[str]) -> Tables:
+    """Return the tables of some runs."""
+    wanted = set(names)
+    frames = {
+        name: frame[frame["run"].isin(wanted)].reset_index(drop=True)
+        for name, frame in zip(Tables._fields, tables, strict=True)
+    }
+    return Tables(**frames)
+
+
+def environments(tables: Tables) -> list[str]:
+    """Return the environments of the runs, sorted."""
+    return sorted(tables.runs["env_id"].astype(str).unique())
+
+
+def learning_curves(tables: Tables, axis: str) -> pd.DataFrame:
+    """Return `analysis.curves.curve_table`, each environment on a grid of its own."""
+    runs = tables.runs
+    frames = [
+        curve_table(of_runs(tables, runs["run"][runs["env_id"] == env_id]), axis)
+        for env_id in environments(tables)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def score_table(tables: Tables) -> pd.DataFrame:
+    """Return the mean final score of each system, setting and environment, with its interval.
+
+    Returns:
+      system, setting, env_id, value, low, high (NaN with one run), runs, each (scores of the runs).
+    """
+    rows = []
+    scores = final_scores(tables)
+    for key, group in scores[scores["score"].notna()].groupby(GROUP, observed=True, sort=True):
+        each = group["score"].to_numpy(float)
+        interval = bootstrap.interval(_mean_of(each), [len(each)])
+        rows.append((*key, *interval, len(each), tuple(each)))
+    return pd.DataFrame(rows, columns=[*GROUP, "value", "low", "high", "runs", "each"])
+
+
+def _mean_of(scores: np.ndarray) -> Callable[[np.ndarray | None], np.ndarray]:
+    return lambda counts: aggregates.mean([scores], counts)
+
+
+def speed_table(tables: Tables) -> pd.DataFrame:
+    """Return the speed of each system, setting and environment, after compilation and with it.
+
+    Returns:
+      system, setting, env_id, sps (mean over runs, without the first updates, which compile),
+      sps_overall, seconds (means), runs, each (sps of the runs).
+    """
+    rows = []
+    for key, group in tables.runs.groupby(GROUP, observed=True, sort=True):
+        each = tuple(group["sps"].dropna())
+        means = [group[name].mean() for name in ("sps", "sps_overall", "seconds")]
+        rows.append((*key, *means, len(each), each))
+    columns = [*GROUP, "sps", "sps_overall", "seconds", "runs", "each"]
+    return pd.DataFrame(rows, columns=columns).query("runs > 0").reset_index(drop=True)
+
+
+def time_table(tables: Tables) -> pd.DataFrame:
+    """Return what actors and learner did, as shares of the wall time after the first updates.
+
+    Runs whose records do not tell, like those of other systems, are left out.
+
+    Returns:
+      system, setting, env_id, runs, environment, inference, actor_waiting, actor_other (of the
+      time of the actors), training, learner_waiting, learner_other (of that of the learner); means
+      over runs.
+    """
+    if not set(WORK.values()) <= set(tables.updates.columns):
+        return pd.DataFrame(columns=[*GROUP, "runs"])
+    rows = []
+    for key, updates in tables.updates.groupby([*GROUP, "run"], observed=True, sort=True):
+        clock = updates["wall_time"].to_numpy(float)
+        steady = updates.iloc[SKIPPED_UPDATES:]
+        if not len(steady) or steady[list(WORK.values())].isna().all().any():
+            continue
+        seconds = clock[-1] - clock[SKIPPED_UPDATES - 1]
+        spent = {name: steady[column].sum() / seconds for name, column in WORK.items()}
+        rows.append((*key, *_both_sides(spent)))
+    sides = ["environment", "inference", "actor_waiting", "actor_other"]
+    sides += ["training", "learner_waiting", "learner_other"]
+    each = pd.DataFrame(rows, columns=[*GROUP, "run", *sides])
+    groups = each.groupby(GROUP, sort=True)
+    means = groups[sides].mean()
+    means.insert(0, "runs", groups.size())
+    return means.reset_index()
+
+
+def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
+    """Return the parts of the actors' time and of the learner's, either adding up to 1 at most.
+
+    What an actor does in a rollout besides waiting for actions and for environments is its own
+    work: storing what it saw.
+    """
+    waiting = spent["for_parameters"] + spent["for_room"]
+    actor = spent["environment"] + spent["inference"] + waiting
+    learner = spent["training"] + spent["learner_waiting"]
+    return (
+        spent["environment"],
+        spent["inference"],
+        waiting,
+        max(0.0, 1 - actor),
+        spent["training"],
+        spent["learner_waiting"],
+        max(0.0, 1 - learner),
+    )
+
+
+def lag_table(tables: Tables) -> pd.DataFrame:
+    """Return how often each policy lag occurs: system, setting, env_id, value, share, runs."""
+    each = lag_distribution(tables)
+    if each.empty:
+        return pd.DataFrame(columns=[*GROUP, "value", "share", "runs"])
+    runs = each.groupby(GROUP, observed=True)["run"].nunique().rename("runs")
+    counts = each.groupby([*GROUP, "value"], observed=True)["rollouts"].sum()
+    shares = counts / counts.groupby(level=GROUP, observed=True).transform("sum")
+    return shares.rename("share").reset_index().merge(runs.reset_index(), on=GROUP)
+
+
+def lag_summary(lags: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean and the largest policy lag: system, setting, env_id, mean, max, runs."""
+    rows = [
+        (*key, float((one["value"] * one["share"]).sum()), one["value"].max(), one["runs"].iloc[0])
+        for key, one in lags.groupby(GROUP, observed=True, sort=True)
+    ]
+    return pd.DataFrame(rows, columns=[*GROUP, "mean", "max", "runs"])
+
+
+def fingerprints(tables: Tables) -> pd.DataFrame:
+    """Return `analysis.reproducibility.fingerprint_table` of runs that differ in the setting."""
+    pairs = fingerprint_table(tables)
+    return pairs[pairs["setting_a"] != pairs["setting_b"]].reset_index(drop=True)
+
+
+def verdicts(tables: Tables, pairs: pd.DataFrame) -> list[Verdict]:
+    """Return, per system, whether its hardware settings gave the same bits.
+
+    Args:
+      tables: completed runs.
+      pairs: their `fingerprints`.
+    """
+    systems = sorted(tables.runs["system"].astype(str).unique())
+    return [_verdict(system, pairs[pairs["system"] == system]) for system in systems]
+
+
+def _verdict(system: str, pairs: pd.DataFrame) -> Verdict:
+    compared = pairs[pairs["compared"] > 0]
+    same_pairs = int((compared["identical"] == True).sum())  # noqa: E712 (may hold None)
+    total = int(compared["compared"].sum())
+    if compared.empty:
+        why = "no two completed runs with fingerprints differ in the hardware setting alone"
+        return Verdict(system, None, 0, 0, 0, why)
+    different = compared[compared["identical"] == False]  # noqa: E712
+    words = ""
+    if len(different):
+        first = different.sort_values("first_difference", kind="stable").iloc[0]
+        words = (
+            f"first difference at policy version {first['first_difference']} "
+            f"({first['env_id']}, seed {first['seed']}, "
+            f"{first['setting_a']} against {first['setting_b']})"
+        )
+    return Verdict(system, different.empty, len(compared), same_pairs, total, words)
+
+
+def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Return every problem with the data as pairs of run (or system) and problem.
+
+    Args:
+      tables: all runs, completed or not.
+      planned: names of the runs that the study plans; those without a record are problems.
+    """
+    found = list(tables.quality.itertuples(index=False, name=None))
+    found = [(_name(run), problem) for run, problem in found]
+    runs = tables.runs
+    for row in runs[~runs["completed"].to_numpy(bool)].itertuples():
+        error = f": {row.error}" if isinstance(row.error, str) else ""
+        found.append((_name(row.run), f"left out of every figure and number{error}"))
+    present = {_name(run) for run in runs["run"]}
+    found += [(name, "planned, but there is no record") for name in planned if name not in present]
+    done = runs[runs["completed"].to_numpy(bool)]
+    for key, group in done.groupby([*GROUP, "seed"], observed=True):
+        if len(group) > 1:
+            text = f"{len(group)} completed runs of {key[1]} on {key[2]} with seed {key[3]}"
+            found.append((str(key[0]), f"{text}: counted as if they were different seeds"))
+    for (system, env_id), group in done.groupby(["system", "env_id"], observed=True):
+        found += [
+            (str(system), f"{name} differs between runs on {env_id}: {', '.join(values)}")
+            for name, values in _differences(group["hyperparameters"]).items()
+        ]
+    for name in ("revision", "versions"):
+        count = len({str(value) for value in done[name]})
+        if count > 1:
+            found.append(("all runs", f"made with {count} different values of {name}"))
+    return list(dict.fromkeys(found))
+
+
+def _differences(hyperparameters: Iterable) -> dict[str, list[str]]:
+    """Return the hyperparameters in which runs of one system and environment differ."""
+    values: dict[str, dict[str, None]] = {}
+    for settings in hyperparameters:
+        for name, value in (settings if isinstance(settings, dict) else {}).items():
+            if name not in ("seed", "env_id"):
+                values.setdefault(name, {})[str(value)] = None
+    return {name: list(seen) for name, seen in values.items() if len(seen) > 1}
+
+
+def _name(run: object) -> str:
+    """Return the folder name of a run: where the folder lies is nobody's business."""
+    return str(run).rstrip("/").rsplit("/", 1)[-1]

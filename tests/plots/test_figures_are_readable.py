@@ -1,0 +1,170 @@
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from synthetic_runs import study_folder
+
+from analysis.importers.records import read_records
+from plots import final_scores, learning_curves, policy_lag, speed, style, time_spent
+from reports import summaries
+
+SOURCE = "source: run records of study quickstart"
+SYSTEMS = ("cleanba_impala", "cleanba_impala-sync", "cleanba_ppo", "cleanba_ppo-sync")
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    study_folder(root, systems=SYSTEMS, steps=10_240)
+    study_folder(root, SYSTEMS[:1], ("a0-l0,1-t2",), ("Pong-v5",), (1,), steps=5_120)
+    return summaries.completed(read_records([root]))
+
+
+@pytest.fixture(scope="module")
+def look(tables):
+    return style.look_of(tables.runs["system"], tables.runs["setting"])
+
+
+@pytest.fixture(scope="module")
+def draw(tables, look):
+    """Functions that draw each figure, by name."""
+    steps, time = (summaries.learning_curves(tables, axis) for axis in ("step", "time"))
+    scores, speeds = summaries.score_table(tables), summaries.speed_table(tables)
+    times, lags = summaries.time_table(tables), summaries.lag_table(tables)
+    return {
+        "steps": lambda: learning_curves.draw(steps, "step", look, SOURCE),
+        "time": lambda: learning_curves.draw(time, "time", look, SOURCE),
+        "scores": lambda: final_scores.draw(scores, look, SOURCE),
+        "speed": lambda: speed.draw(speeds, look, SOURCE),
+        "spent": lambda: time_spent.draw(times, look, SOURCE),
+        "lag": lambda: policy_lag.draw(lags, look, SOURCE),
+    }
+
+
+FIGURES = ("steps", "time", "scores", "speed", "spent", "lag")
+
+
+def shown_texts(figure):
+    with mpl.rc_context(style.RC):
+        figure.draw_without_rendering()
+    hidden = set()  # matplotlib keeps ticks beyond the ends of an axis, and does not draw them
+    for axis in (axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        hidden |= {t.label1 for t in axis.get_major_ticks() if not low <= t.get_loc() <= high}
+    texts = [text for text in figure.findobj(Text) if text not in hidden]
+    return [text for text in texts if text.get_visible() and text.get_text().strip()]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_is_cut_off_at_the_edge(draw, name):
+    figure = draw[name]()
+    for text in shown_texts(figure):
+        box = text.get_window_extent()
+        assert figure.bbox.x0 - 1 <= box.x0, text
+        assert box.x1 <= figure.bbox.x1 + 1, text
+        assert figure.bbox.y0 - 1 <= box.y0, text
+        assert box.y1 <= figure.bbox.y1 + 1, text
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_two_texts_overlap(draw, name):
+    boxes = [(t.get_text(), t.get_window_extent()) for t in shown_texts(draw[name]())]
+    for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
+        across = min(box_a.x1, box_b.x1) - max(box_a.x0, box_b.x0)
+        down = min(box_a.y1, box_b.y1) - max(box_a.y0, box_b.y0)
+        assert not (across > 1 and down > 1), (a, b)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(draw, name):
+    texts = " ".join(text.get_text() for text in shown_texts(draw[name]()))
+    assert SOURCE in texts
+    assert "1 to 3 seeds" in texts
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_same_data_give_the_same_files(draw, name, tmp_path):
+    first = style.save(draw[name](), tmp_path / "a", name)
+    second = style.save(draw[name](), tmp_path / "b", name)
+    assert first.png.read_bytes() == second.png.read_bytes()
+    assert first.svg.read_bytes() == second.svg.read_bytes()
+    assert b"<script" not in first.svg.read_bytes()
+
+
+def test_a_system_has_the_same_colour_on_every_figure(draw, look):
+    for name in ("steps", "scores"):
+        handles = draw[name]().legends[0]
+        labels = [text.get_text() for text in handles.get_texts()]
+        for label, line in zip(labels, handles.get_lines(), strict=True):
+            if label in look.systems:
+                assert line.get_color() == look.colour(label)
+    bars = {patch.get_facecolor() for panel in draw["speed"]().axes for patch in panel.patches}
+    assert bars == {mpl.colors.to_rgba(look.colour(system)) for system in look.systems}
+
+
+def test_curves_of_two_settings_that_agree_are_both_visible(draw, look):
+    panel = draw["steps"]().axes[0]
+    lines = [line for line in panel.lines if line.get_color() == look.colour("cleanba_ppo")]
+    assert len(lines) == 2
+    first, second = sorted(lines, key=lambda line: line.get_zorder() or panel.lines.index(line))
+    assert np.array_equal(first.get_ydata(), second.get_ydata(), equal_nan=True)
+    assert first.get_linewidth() > 2 * second.get_linewidth()  # the second lies within the first
+    assert first.get_linestyle() == "-"
+    assert second.get_linestyle() != "-"
+
+
+def test_the_drawn_numbers_are_those_of_the_table(draw, tables, look):
+    speeds = summaries.speed_table(tables)
+    here = speeds[speeds["env_id"] == "CartPole-v1"]
+    drawn = sorted(patch.get_width() for patch in draw["speed"]().axes[0].patches)
+    assert drawn == pytest.approx(sorted(here["sps"]))
+
+
+def test_bars_of_time_spent_add_up_to_the_whole(draw):
+    for panel in draw["spent"]().axes:
+        ends = {}
+        for patch in panel.patches:
+            end = patch.get_x() + patch.get_width()
+            ends[patch.get_y()] = max(end, ends.get(patch.get_y(), 0))
+        assert list(ends.values()) == pytest.approx([100] * len(ends))
+
+
+def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path):
+    study_folder(tmp_path, ("cost_$5_and_$6",), seeds=(1, 2), steps=5_120)
+    tables = summaries.completed(read_records([tmp_path]))
+    look = style.look_of(tables.runs["system"], tables.runs["setting"])
+    figure = speed.draw(summaries.speed_table(tables), look, SOURCE)
+    assert any(text.get_text() == "cost_$5_and_$6" for text in shown_texts(figure))
+    style.save(figure, tmp_path, "speed")
+
+
+# What protanopes and deuteranopes see of linear RGB (Machado, Oliveira and Fernandes, 2009).
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
+
+
+@pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA])
+def test_the_colour_blind_can_tell_the_systems_apart(seen):
+    colours = np.array([mpl.colors.to_rgb(colour) for colour in style.PALETTE])
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    lab = to_lab(np.clip(linear @ np.transpose(seen), 0, 1))
+    for a, b in itertools.combinations(lab, 2):
+        assert np.linalg.norm(a - b) > 12
+
+
+def to_lab(linear):
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    x, y, z = np.cbrt(np.maximum(linear @ to_xyz.T / [0.9505, 1.0, 1.089], 0.008856)).T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
