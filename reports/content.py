@@ -288,7 +288,7 @@ def lag_grid(lags: pd.DataFrame) -> Grid:
 
 def quality_grid(problems: Iterable[tuple[str, str]]) -> Grid:
     """Return one row per problem with the data."""
-    rows = [(Cell(run, run), Cell(neutral(problem), problem)) for run, problem in problems]
+    rows = [(Cell(run, run), Cell(neutral(problem))) for run, problem in problems]
     return Grid(("run", "problem"), frozenset(), rows)
 
 

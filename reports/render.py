@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 TEMPLATES = Path(__file__).parent / "templates"
 GENERATOR = "made by python -m reports.build"
 
-_MARKDOWN = re.compile(r"([\\`*{}\[\]#|!~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_MARKDOWN = re.compile(r"([\\`*{}\[\]#|!~$]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_]))")
 
 
 def html_page(content: Mapping[str, Any], svgs: Mapping[str, Path]) -> str:

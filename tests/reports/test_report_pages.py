@@ -1,0 +1,428 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from synthetic_runs import study_folder, write_run
+
+from analysis.importers.records import read_records
+from experiments.study import find_study
+from reports import build, content, summaries
+
+EVIL = "<script>alert(1)</script>"
+SYSTEMS = ("cleanba_ppo", "cleanba_ppo-sync")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory, in which runs and reports lie side by side."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """The pages of a study of two systems, one of which leaks its setting into the results."""
+    root = tmp_path_factory.mktemp("place")
+    study_folder(root / "runs/quickstart", SYSTEMS, leaky=SYSTEMS[:1], steps=10_240)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        assert build.main(["quickstart"]) == 0
+    return root
+
+
+def pages(place, name="quickstart"):
+    folder = place / "reports" / name
+    return [(folder / page).read_text() for page in ("index.html", "README.md")]
+
+
+def visible_text(html):
+    """The text that a browser shows, white space joined."""
+
+    class Reader(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.hidden = [], 0
+
+        def handle_starttag(self, tag, attrs):
+            self.hidden += tag in ("script", "style")
+
+        def handle_endtag(self, tag):
+            self.hidden -= tag in ("script", "style")
+
+        def handle_data(self, data):
+            if not self.hidden:
+                self.parts.append(data)
+
+    reader = Reader()
+    reader.feed(html)
+    return " ".join(" ".join(reader.parts).split())
+
+
+def build_small(place, *options, **kwargs):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120, **kwargs)
+    assert build.main(["small", *options]) == 0
+    return pages(place, "small")
+
+
+def test_both_pages_hold_every_part(quickstart):
+    html, markdown = pages(quickstart)
+    for text in (visible_text(html), markdown):
+        for part in (
+            "In short",
+            "Do the hardware settings give the same bits?",
+            "Learning curves",
+            "Final scores",
+            "Speed",
+            "Where the time went",
+            "Policy lag",
+            "Data quality",
+            "Runs",
+            "How to reproduce",
+            "python -m reports.build quickstart",
+            "0123456789" * 4,  # the source revision
+            "jax 0.10.2",
+            "3 seeds",
+        ):
+            assert part in text
+    assert len(re.findall(r"!\[.*\]\(figures/\w+\.png\)", markdown)) == 6
+    assert html.count('src="data:image/svg+xml;base64,') == 6
+
+
+def test_the_html_page_needs_nothing_but_itself(quickstart):
+    html, _ = pages(quickstart)
+    without_images = re.sub(r'src="data:[^"]*"', "", html)
+    assert not re.findall(r'\bsrc="[^"]', without_images)
+    assert "http://" not in without_images
+    assert "https://" not in without_images
+    assert "@import" not in html
+    assert "<link" not in html
+
+
+def test_pictures_and_links_of_both_pages_lead_somewhere(quickstart):
+    html, markdown = pages(quickstart)
+    targets = re.findall(r'href="([^#"][^"]*)"', html) + re.findall(r"\]\(([^)]+)\)", markdown)
+    assert len(targets) > 24
+    for target in targets:
+        assert (quickstart / "reports/quickstart" / unquote(target)).is_file(), target
+
+
+def test_the_verdict_tells_same_bits_from_different_ones(quickstart):
+    for text in (visible_text(pages(quickstart)[0]), pages(quickstart)[1]):
+        assert "1 of 2 systems gave the same bits" in text
+        assert "first difference at policy version 11" in text
+        assert "different bits" in text
+        assert "6 of 6" in text
+        assert "0 of 6" in text
+
+
+def test_the_headline_score_is_the_mean_of_the_last_100_episodes(quickstart):
+    means = []
+    for seed in (1, 2, 3):
+        run = quickstart / f"runs/quickstart/cleanba_ppo-sync__a0-l0-t1__Catch-v0__s{seed}"
+        lines = (run / "episodes.jsonl").read_text().splitlines()
+        means.append(np.mean([json.loads(line)["return"] for line in lines][-100:]))
+    rows = [line.split(" | ") for line in pages(quickstart)[1].splitlines()]
+    row = next(r for r in rows if r[:3] == ["| Catch-v0", "cleanba_ppo-sync", "a0-l0-t1"])
+    assert row[3] == f"{np.mean(means):.2f}"
+    assert row[5] == "3"
+
+
+def test_the_time_table_is_that_of_the_records(quickstart):
+    tables = read_records([quickstart / "runs/quickstart"])
+    times = summaries.time_table(tables)
+    parts = ["environment", "inference", "actor_waiting", "actor_other"]
+    assert times[parts].sum(axis=1).to_numpy() == pytest.approx(1.0)
+    assert times[["training", "learner_waiting", "learner_other"]].sum(axis=1).to_numpy() == (
+        pytest.approx(1.0)
+    )
+    run = quickstart / "runs/quickstart/cleanba_ppo__a0-l0-t1__Catch-v0__s1"
+    lines = [json.loads(line) for line in (run / "updates.jsonl").read_text().splitlines()]
+    share = sum(line["training_time"] for line in lines[3:]) / (
+        lines[-1]["wall_time"] - lines[2]["wall_time"]
+    )
+    one = summaries.time_table(read_records([run]))
+    assert one["training"].iloc[0] == pytest.approx(share)
+
+
+def test_a_script_in_a_name_stays_text_on_both_pages(place):
+    runs = place / "runs/small"
+    for seed in (1, 2):
+        for setting in (EVIL, "a0-l0-t1"):
+            write_run(
+                runs / f"run{seed}{len(setting)}",
+                system=EVIL,
+                setting=setting,
+                env_id=EVIL,
+                seed=seed,
+                steps=5_120,
+                command=["python", EVIL, f"a`b|c{EVIL}"],
+            )
+    failed = runs / "failed"
+    write_run(failed, system=EVIL, status="failed", error=f"ValueError: {EVIL} | `x`", steps=5_120)
+    info = json.loads((failed / "run.json").read_text())
+    for path in runs.glob("*/run.json"):
+        info = json.loads(path.read_text())
+        info["versions"] = {EVIL: EVIL}
+        info["revision"] = EVIL
+        info["hardware"]["device_kind"] = EVIL
+        path.write_text(json.dumps(info))
+    (runs / "study.toml").write_text(
+        find_study("quickstart").read_text().replace('title = "Quickstart', f'title = "{EVIL}')
+    )
+    assert build.main(["small"]) == 0
+    html, markdown = pages(place, "small")
+    assert html.count("<script") == 1  # the page's own
+    assert "<script" not in markdown
+    text = visible_text(html)
+    assert text.count(EVIL) > 10
+    assert f"ValueError: {EVIL} | `x`" in text
+    svg = (place / "reports/small/figures/speed.svg").read_text()
+    assert "<script" not in svg
+
+
+def test_what_a_record_says_does_not_break_the_markdown_tables(place):
+    runs = place / "runs/small"
+    for setting in ("a|b", "[x](javascript:alert(1))"):
+        write_run(runs / f"run{len(setting)}", "sys|*tem*", setting, "En_v_`-1`", steps=5_120)
+    write_run(
+        runs / "failed", "sys|*tem*", status="failed", error="one\n| two\n# three", steps=5_120
+    )
+    assert build.main(["small"]) == 0
+    _, markdown = pages(place, "small")
+    width = None
+    for line in markdown.splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line))
+        if not line.startswith("|"):
+            width = None
+            continue
+        width = width or cells
+        assert cells == width, line
+    assert "](javascript" not in re.sub(r"\\.", "", markdown)
+
+
+def test_runs_that_did_not_complete_are_in_no_number_and_are_named(place):
+    html, markdown = build_small(place)
+    failed = place / "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s4"
+    write_run(
+        failed, seed=4, env_id="CartPole-v1", status="failed", error="Boom: it broke", steps=5_120
+    )
+    killed = place / "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s5"
+    write_run(killed, seed=5, env_id="Catch-v0", status="running", steps=5_120)
+    assert build.main(["small"]) == 0
+    new_html, new_markdown = pages(place, "small")
+    for old, new in ((visible_text(html), visible_text(new_html)), (markdown, new_markdown)):
+        numbers = [re.search(r"In short(.*?)Data quality", text, re.S) for text in (old, new)]
+        assert numbers[0].group(1) == numbers[1].group(1)
+        assert "6 of 8 runs are completed" in new
+        for problem in ("left out of every figure and number: Boom: it broke", "torn last line"):
+            assert problem in new
+        assert "interrupted" in new or "running" in new
+        assert "No problem with the data was found" in old
+
+
+def test_planned_runs_without_a_record_are_named(place):
+    (place / "runs/quickstart").mkdir(parents=True)
+    shutil.copy(find_study("quickstart"), place / "runs/quickstart/study.toml")
+    study_folder(place / "runs/quickstart", SYSTEMS, steps=5_120)
+    assert build.main(["quickstart"]) == 0
+    html, markdown = pages(place)
+    for text in (visible_text(html), markdown):
+        assert "cleanba_impala-sync__a0-l0,1-t2__Catch-v0__s2" in text
+        assert "planned, but there is no record" in text
+        assert "24 of 24 runs are completed. 50 are planned." in text
+        assert "python -m experiments.launch quickstart --runs-dir runs" in text
+
+
+def test_a_damaged_record_costs_one_run_not_the_report(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    damaged = place / "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s2/updates.jsonl"
+    damaged.write_text("{}}\n" + damaged.read_text())
+    assert build.main(["small"]) == 0
+    for text in (visible_text(pages(place, "small")[0]), pages(place, "small")[1]):
+        assert "damaged, left out: updates.jsonl, line 1" in text
+        assert "5 of 5 runs are completed" in text
+
+
+def test_runs_that_differ_in_more_than_the_setting_are_named(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    header = place / "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s2/run.json"
+    info = json.loads(header.read_text())
+    info["hyperparameters"]["num_envs"] = 16
+    info["revision"] = "f" * 40
+    header.write_text(json.dumps(info))
+    assert build.main(["small"]) == 0
+    for text in (visible_text(pages(place, "small")[0]), pages(place, "small")[1]):
+        assert "num_envs differs between runs on Catch-v0: 8, 16" in text
+        assert "2 different values of revision" in text
+
+
+def test_few_seeds_are_said(place):
+    assert "With 3 seeds per result the intervals are too narrow" in build_small(place)[1]
+
+
+def test_one_setting_alone_gets_no_verdict(place):
+    html, _ = build_small(place, settings=("a0-l0-t1",))
+    assert "no two completed runs with fingerprints differ" in visible_text(html)
+    assert "same bits under" not in visible_text(html)
+
+
+def test_a_run_without_a_finished_episode_is_shown_without_a_score(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    for run in (place / "runs/small").iterdir():
+        (run / "episodes.jsonl").write_text("")
+    assert build.main(["small"]) == 0
+    _, markdown = pages(place, "small")
+    assert "| Catch-v0 | cleanba_ppo | a0-l0-t1 | – | – | 0 |" in markdown
+    assert "no episode was finished" in markdown
+
+
+def test_pages_name_no_folder_user_or_host_of_the_machine(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    out, secret = place / "somewhere", "/home/alice/private/data.txt"
+    write_run(
+        place / "runs/small/x",
+        status="failed",
+        error=f"FileNotFoundError: {secret} and '/srv/lab7/file.py', line 3",
+        command=["/opt/lab7/bin/python", "/srv/lab7/cleanba_ppo.py", "--api-key", "hunter2"],
+        steps=5_120,
+    )
+    assert build.main(["small", "--runs", str(place / "runs/small"), "--out", str(out)]) == 0
+    for page in (out / "index.html", out / "README.md"):
+        text = re.sub(r'src="data:[^"]*"', "", page.read_text())
+        for word in (str(place), "alice", "lab7", "hunter2", "/home", os.uname().nodename):
+            assert word not in text, word
+    assert "FileNotFoundError" in (out / "README.md").read_text()
+
+
+def test_no_link_climbs_out_of_the_working_directory(place):
+    outside = place / "outside"
+    study_folder(outside, SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    (place / "inside").mkdir()
+    os.chdir(place / "inside")
+    assert build.main(["small", "--runs", str(outside)]) == 0
+    for page in ("index.html", "README.md"):
+        text = Path("reports/small", page).read_text()
+        assert "outside/" not in re.sub(r'src="data:[^"]*"', "", text)
+
+
+def test_the_same_records_give_the_same_pages(place):
+    first = build_small(place)
+    assert build.main(["small"]) == 0
+    assert pages(place, "small") == first
+
+
+def test_a_page_of_somebody_else_is_not_overwritten(place, capsys):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    (place / "README.md").write_text("# My project")
+    assert build.main(["small", "--out", "."]) == 2
+    assert "README.md was not made by this command" in capsys.readouterr().err
+    assert (place / "README.md").read_text() == "# My project"
+    assert not (place / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nothing"], "runs/nothing: no such file"),
+        (["empty", "--runs", "empty"], "no run record here"),
+        (["failed", "--runs", "failed"], "none of the 1 runs there is completed"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(place, capsys, options, message):
+    (place / "empty").mkdir()
+    write_run(place / "failed/run", status="failed", error="x", steps=5_120)
+    assert build.main(options) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (place / "reports").exists()
+
+
+def test_the_command_prints_the_headline_and_where_the_pages_are(place, capsys):
+    build_small(place)
+    out = capsys.readouterr().out
+    assert "reports/small/index.html\nreports/small/README.md" in out
+    assert re.search(r"Catch-v0 +cleanba_ppo +a0-l0,1-t2 +0\.\d\d .* yes", out)
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7312.4, "7,312"), (475.33, "475.3"), (0.953, "0.95"), (-20.5, "-20.50"), (float("nan"), "–")],
+)
+def test_numbers_are_written_for_reading(value, text):
+    assert content.number(value) == text
+
+
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+ACTIONS = """
+const table = document.getElementById("t-headline");
+const score = () => [...table.tBodies[0].rows].map((row) => Number(row.cells[3].dataset.sort));
+const results = {};
+table.querySelectorAll("th button")[3].click();
+results.up = score();
+table.querySelectorAll("th button")[3].click();
+results.down = score();
+const input = document.querySelector('[data-table="t-runs"]');
+input.value = "Catch-v0 sync";
+input.dispatchEvent(new Event("input"));
+results.shown = [...document.getElementById("t-runs").tBodies[0].rows]
+  .filter((row) => !row.hidden).map((row) => row.cells[0].textContent + row.cells[1].textContent);
+document.querySelector("figure img").click();
+results.open = document.querySelector("dialog").open;
+results.large = document.querySelector("dialog img").src.slice(0, 18);
+document.querySelector("dialog").click();
+results.closed = !document.querySelector("dialog").open;
+results.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.textContent = "RESULT" + JSON.stringify(results) + "END";
+"""
+
+
+def open_in_browser(page, profile):
+    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    words += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    words += [f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not tried in a browser")
+def test_in_a_browser_tables_sort_and_filter_and_figures_enlarge(quickstart, tmp_path):
+    html = pages(quickstart)[0]
+    # The page's content security policy would refuse the test's own script.
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    page = tmp_path / "page.html"
+    page.write_text(html.replace("</body>", f"<script>{ACTIONS}</script></body>"))
+    found = re.search(r"RESULT(.*)END", open_in_browser(page, tmp_path / "profile"))
+    results = json.loads(found.group(1))
+    assert results["up"] == sorted(results["up"])
+    assert results["down"] == sorted(results["up"], reverse=True)
+    assert results["shown"] == ["Catch-v0cleanba_ppo-sync"] * 6
+    assert results["open"]
+    assert results["large"] == "data:image/svg+xml"
+    assert results["closed"]
+    assert not results["wide"]  # nothing makes the whole page scroll sideways
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not tried in a browser")
+@pytest.mark.parametrize("policy", [True, False])
+def test_in_a_browser_a_script_in_a_name_does_not_run(place, policy):
+    evil = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+    write_run(place / "runs/small/a", system=evil, steps=5_120)
+    write_run(place / "runs/small/b", system=evil, status="failed", error=evil, steps=5_120)
+    assert build.main(["small"]) == 0
+    html = pages(place, "small")[0]
+    if not policy:  # escaping alone must be enough
+        html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    page = place / "page.html"
+    page.write_text(html)
+    assert "<title>Study small</title>" in open_in_browser(page, place / "profile")
