@@ -15,6 +15,7 @@ from cleanba import record
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
+STOPPED_LINE = "# ended by the launcher"
 
 
 class Job(NamedTuple):
@@ -144,6 +145,8 @@ def _end(active: Sequence[Active]) -> None:
     """Ask processes to end, wait, and make those end that did not."""
     for one in active:
         _signal(one, signal.SIGTERM)
+        with contextlib.suppress(OSError), open(one.job.log, "a") as log:
+            log.write(f"{STOPPED_LINE}\n")
     deadline = time.monotonic() + GRACE_SECONDS
     for one in active:
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cleanba import record
-from experiments import systems
+from experiments import pool, systems
 from experiments.study import PlannedRun
 
 
@@ -95,9 +95,10 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
     except record.RecordError as error:
         if folder.is_dir() and any(folder.iterdir()):
             return Status(State.FAILED, str(error))
-        if log_file(run, runs_dir).exists():
-            return Status(State.FAILED, last_words(log_file(run, runs_dir)))
-        return Status(State.TO_DO)
+        log = log_file(run, runs_dir)
+        if not log.exists() or _was_stopped(log):
+            return Status(State.TO_DO)
+        return Status(State.FAILED, last_words(log))
     match info["status"]:
         case "completed":
             planned = record.redact_command(systems.command(run, runs_dir))
@@ -125,6 +126,13 @@ def last_words(log: Path) -> str:
     return (
         "ended without a record or a word" if words.startswith("#") else record.redact_text(words)
     )
+
+
+def _was_stopped(log: Path) -> bool:
+    """Whether the launcher ended a run in its last try: without a record, nothing has happened."""
+    lines = log.read_text(errors="replace").splitlines()
+    tries = [number for number, line in enumerate(lines) if line.startswith("# ")]
+    return bool(tries) and lines[tries[-1]] == pool.STOPPED_LINE
 
 
 def steps_done(run: PlannedRun, runs_dir: Path) -> int:

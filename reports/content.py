@@ -181,24 +181,29 @@ def bits_cell(pairs: pd.DataFrame, system: str, env_id: str) -> Cell:
 
 
 def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
-    """Return one row per system: whether its hardware settings gave the same bits."""
+    """Return one row per system and two of its settings: whether they gave the same."""
     words = {
         True: ("same bits", "good"),
         False: ("different bits", "bad"),
         None: ("unknown", "note"),
     }
+    tones = {"identical": "good", "equivalent": "good", "different": "bad", "undecided": "note"}
     rows = [
         (
             Cell(one.system, one.system),
+            Cell(" and ".join(sorted(one.settings, key=style.setting_order))),
             Cell(words[one.same][0], words[one.same][0], words[one.same][1]),
             Cell(f"{one.same_pairs} of {one.pairs}", one.same_pairs),
             Cell(f"{one.compared:,}", one.compared),
-            Cell(one.difference or "none"),
+            Cell(one.difference or NOTHING),
+            Cell(one.curves, one.curves, tones.get(one.curves, "")),
+            Cell(one.note or NOTHING),
         )
         for one in verdicts
     ]
-    columns = ("system", "verdict", "pairs that agree", "fingerprints compared", "difference")
-    return Grid(columns, frozenset(columns[2:4]), rows)
+    columns = ("system", "settings", "bits", "pairs that agree", "fingerprints compared")
+    numeric = frozenset(columns[3:])
+    return Grid((*columns, "first difference", "learning curves", "note"), numeric, rows)
 
 
 def pair_grid(pairs: pd.DataFrame) -> Grid:
@@ -412,14 +417,15 @@ def summary_sentences(
     found: Results, total: int, done: int, problems: int, planned: int
 ) -> list[str]:
     """Return the report in a few sentences."""
-    same = [one for one in found.verdicts if one.same]
     known = [one for one in found.verdicts if one.same is not None]
     sentences = []
     if known:
+        systems = {one.system for one in known}
+        same = systems - {one.system for one in known if not one.same}
         pairs = sum(one.pairs for one in known)
         compared = sum(one.compared for one in known)
         sentences.append(
-            f"{len(same)} of {len(known)} systems gave the same bits under different hardware "
+            f"{len(same)} of {len(systems)} systems gave the same bits under different hardware "
             f"settings ({pairs} pairs of runs, {compared:,} fingerprints compared)."
         )
     missing = f" {planned} are planned." if planned and planned != total else ""

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import aggregates, bootstrap
+from analysis import aggregates, bootstrap, quality, reproducibility
 from analysis.curves import curve_table
 from analysis.importers.records import SKIPPED_UPDATES
 from analysis.lag import lag_distribution
-from analysis.reproducibility import fingerprint_table
 from analysis.scores import final_scores
 from analysis.tables import Tables
 
@@ -32,23 +31,29 @@ WORK = {
 
 
 class Verdict(NamedTuple):
-    """Whether the hardware settings of a system gave the same bits.
+    """Whether two hardware settings of a system gave the same.
 
     Attributes:
       system: the system.
-      same: True or False; None where there was nothing to compare.
+      settings: the two.
+      same: whether they gave the same bits; None where there was nothing to compare.
       pairs: pairs of runs that differ in the setting alone.
       same_pairs: of these, how many agree in every fingerprint.
       compared: fingerprints compared, over all pairs.
-      difference: the first difference in words, or why nothing can be said; '' if all agree.
+      difference: the first difference in words; '' if there is none.
+      curves: what the learning curves say: identical, equivalent, different or undecided.
+      note: what to know about that.
     """
 
     system: str
+    settings: tuple[str, str]
     same: bool | None
     pairs: int
     same_pairs: int
     compared: int
     difference: str
+    curves: str
+    note: str
 
 
 def completed(tables: Tables) -> Tables:
@@ -189,38 +194,42 @@ def lag_summary(lags: pd.DataFrame) -> pd.DataFrame:
 
 def fingerprints(tables: Tables) -> pd.DataFrame:
     """Return `analysis.reproducibility.fingerprint_table` of runs that differ in the setting."""
-    pairs = fingerprint_table(tables)
+    pairs = reproducibility.fingerprint_table(tables)
     return pairs[pairs["setting_a"] != pairs["setting_b"]].reset_index(drop=True)
 
 
 def verdicts(tables: Tables, pairs: pd.DataFrame) -> list[Verdict]:
-    """Return, per system, whether its hardware settings gave the same bits.
+    """Return, for every system and two of its settings, whether they gave the same.
 
     Args:
       tables: completed runs.
       pairs: their `fingerprints`.
     """
-    systems = sorted(tables.runs["system"].astype(str).unique())
-    return [_verdict(system, pairs[pairs["system"] == system]) for system in systems]
+    return [_verdict(entry, pairs) for entry in reproducibility.verdicts(tables)]
 
 
-def _verdict(system: str, pairs: pd.DataFrame) -> Verdict:
-    compared = pairs[pairs["compared"] > 0]
-    same_pairs = int((compared["identical"] == True).sum())  # noqa: E712 (may hold None)
-    total = int(compared["compared"].sum())
-    if compared.empty:
-        why = "no two completed runs with fingerprints differ in the hardware setting alone"
-        return Verdict(system, None, 0, 0, 0, why)
-    different = compared[compared["identical"] == False]  # noqa: E712
-    words = ""
-    if len(different):
-        first = different.sort_values("first_difference", kind="stable").iloc[0]
-        words = (
-            f"first difference at policy version {first['first_difference']} "
-            f"({first['env_id']}, seed {first['seed']}, "
-            f"{first['setting_a']} against {first['setting_b']})"
-        )
-    return Verdict(system, different.empty, len(compared), same_pairs, total, words)
+def _verdict(entry: dict, pairs: pd.DataFrame) -> Verdict:
+    settings = (str(entry["setting_a"]), str(entry["setting_b"]))
+    prints = entry["fingerprints"]
+    same = prints["identical"] == prints["pairs"] if prints["pairs"] else None
+    return Verdict(
+        str(entry["system"]),
+        settings,
+        same,
+        prints["pairs"],
+        prints["identical"],
+        prints["versions_compared"],
+        _first_difference(pairs, entry["system"], settings) if same is False else "",
+        entry["verdict"],
+        entry["note"],
+    )
+
+
+def _first_difference(pairs: pd.DataFrame, system: str, settings: tuple[str, str]) -> str:
+    here = pairs[(pairs["system"] == system) & (pairs["identical"] == False)]  # noqa: E712
+    here = here[here["setting_a"].isin(settings) & here["setting_b"].isin(settings)]
+    first = here.sort_values("first_difference", kind="stable").iloc[0]
+    return f"policy version {first['first_difference']} ({first['env_id']}, seed {first['seed']})"
 
 
 def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -230,8 +239,11 @@ def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str
       tables: all runs, completed or not.
       planned: names of the runs that the study plans; those without a record are problems.
     """
-    found = list(tables.quality.itertuples(index=False, name=None))
-    found = [(_name(run), problem) for run, problem in found]
+    planned = list(planned)
+    # What a study does not plan is not missing, and nothing here is normalised.
+    beside = ("unknown environment", *(("missing",) if planned else ()))
+    checked = quality.check(tables).itertuples(index=False, name=None)
+    found = [(_name(run), what) for run, what in checked if not what.startswith(beside)]
     runs = tables.runs
     for row in runs[~runs["completed"].to_numpy(bool)].itertuples():
         error = f": {row.error}" if isinstance(row.error, str) else ""
@@ -239,10 +251,6 @@ def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str
     present = {_name(run) for run in runs["run"]}
     found += [(name, "planned, but there is no record") for name in planned if name not in present]
     done = runs[runs["completed"].to_numpy(bool)]
-    for key, group in done.groupby([*GROUP, "seed"], observed=True):
-        if len(group) > 1:
-            text = f"{len(group)} completed runs of {key[1]} on {key[2]} with seed {key[3]}"
-            found.append((str(key[0]), f"{text}: counted as if they were different seeds"))
     for (system, env_id), group in done.groupby(["system", "env_id"], observed=True):
         found += [
             (str(system), f"{name} differs between runs on {env_id}: {', '.join(values)}")

@@ -182,6 +182,8 @@ def main():
     behaviour = options.behaviour
     if options.fail_seed not in (None, options.seed):
         behaviour = "complete"
+    if behaviour == "late":
+        time.sleep(60)
     system = "cleanba_ppo" if options.concurrency else "cleanba_ppo-sync"
     name = record.run_name(system, options.setting, options.env_id, options.seed)
     folder = Path(options.runs_dir) / options.study / name

@@ -215,6 +215,18 @@ def test_a_stopped_launcher_ends_its_runs_and_can_be_started_again(tmp_path, stu
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
 
 
+def test_a_run_that_was_stopped_before_its_record_began_is_still_to_do(tmp_path, study, capsys):
+    launcher = start_launcher(tmp_path, "late")
+    deadline = time.monotonic() + 30
+    while not list(study.folder.glob("logs/*.log")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=30)
+    assert statuses(study.folder) == {}
+    assert study() == 0
+    assert "to run now: 4 runs" in capsys.readouterr().out
+
+
 def test_after_a_killed_launcher_the_next_one_waits_for_the_runs_it_left_behind(tmp_path, study):
     launcher = start_launcher(tmp_path, "slow")
     wait_for_running(study.folder, 1)
