@@ -96,18 +96,18 @@ def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
     order = np.argsort(values, kind="stable")
     total = len(values)
     cut = total // 4
-    if (sizes == sizes[0]).all() and drawn.dtype.kind in "ui":
-        small = np.min_scalar_type(total)  # sums of counts are small integers: exact, and fast
-        below = np.cumsum(drawn[order], axis=0, dtype=small)
-    else:
-        weights = total / len(sizes) / sizes[envs]
-        below = np.cumsum(drawn[order] * weights[order][:, None], axis=0)
-    np.clip(below, cut, total - cut, out=below)
-    # Summed by parts: sum of value x (weight inside) = last x all - sum of step x (weight below).
+    weights = (total / len(sizes) / sizes[envs])[order]
+    # With equal numbers every weight is 1, and sums of counts are small integers: exact, and fast.
+    whole = (sizes == sizes[0]).all() and drawn.dtype.kind in "ui"
+    below = np.zeros(drawn.shape[1], dtype=np.min_scalar_type(total) if whole else np.float64)
+    # Summed by parts: sum of value x (weight inside) = last x all inside - sum of step x (weight
+    # inside below the step), where the weight inside is the running one, clipped to the middle.
     steps = np.diff(values[order])
-    result = values[order[-1]] * (below[-1].astype(np.float64) - cut)
-    for i in np.flatnonzero(steps):
-        result -= steps[i] * (below[i] - np.float64(cut))
+    result = np.full(drawn.shape[1], values[order[-1]] * (total - 2 * cut))
+    for i, step in enumerate(steps):
+        below += drawn[order[i]] if whole else drawn[order[i]] * weights[i]
+        if step:
+            result -= step * (np.clip(below, cut, total - cut) - np.float64(cut))
     return _value(result / (total - 2 * cut), counts)
 
 

@@ -62,10 +62,11 @@ def compare_fingerprints(a: dict[int, str], b: dict[int, str]) -> FingerprintCom
 
 def run_fingerprints(updates: pd.DataFrame) -> dict[tuple, dict[int, str]]:
     """Return, per run (its keys), version -> fingerprint, of updates that have one."""
-    present = updates[updates["fingerprint"].map(lambda value: isinstance(value, str))]
+    printed = [isinstance(value, str) for value in updates["fingerprint"]]
+    present = updates[np.array(printed, dtype=bool) & updates["version"].notna().to_numpy()]
     return {
         key: dict(zip(group["version"].astype(int), group["fingerprint"], strict=True))
-        for key, group in split_runs(present[present["version"].notna()])
+        for key, group in split_runs(present)
     }
 
 

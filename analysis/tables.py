@@ -123,7 +123,7 @@ def stack(pieces: Sequence[Piece], columns: Mapping[str, object]) -> pd.DataFram
             if length
         ]
         frame[name] = np.concatenate(parts) if parts else np.empty(0, dtype=dtype or "f8")
-    return pd.DataFrame(frame)
+    return pd.DataFrame(frame, copy=False)
 
 
 def _column(values: Sequence | np.ndarray | None, length: int, dtype: object) -> np.ndarray:

@@ -72,9 +72,10 @@ def _read_any(path: Path) -> list[Tables]:
     if path.is_file():
         return [_READERS[_source_of_file(path)]([path])]
     parts = []
-    record_folders = find_runs(path)
+    # openrlbenchmark has a run.json too, with its history beside it
+    record_folders = [f for f in find_runs(path) if not (f / "run_df.csv").exists()]
     if record_folders:
-        parts.append(records.read_records([path]))
+        parts.append(records.read_records(record_folders))
     if moolib.find(path):
         parts.append(moolib.read([path]))
     if monobeast.find(path):

@@ -136,7 +136,9 @@ def _read_history(file: Path) -> pd.DataFrame:
 
     text = read_text(file)
     try:
-        frame = pd.read_csv(io.StringIO(text), index_col=0, low_memory=False)
+        frame = pd.read_csv(
+            io.StringIO(text), index_col=0, low_memory=False, float_precision="round_trip"
+        )
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{file}: not a table ({str(error).splitlines()[0]})") from None
     if STEP not in frame:

@@ -96,7 +96,7 @@ def read_columns(run: Run, kind: str) -> dict[str, np.ndarray]:
             bad = next(i for i, v in enumerate(values) if not _is_number(v))
             raise InputError(f"{path}, line {bad + 1}: {name} is not a number")
         # else: a field of text that some other system writes, and nothing here reads
-        if name in REQUIRED[kind] and name in columns:
+        if name in REQUIRED[kind] and np.isnan(columns[name]).any():
             _check_present(rows, path, name)
     if kind == "rollouts":
         _check_versions(columns, path)

@@ -1,0 +1,258 @@
+"""The command, as a user runs it: its output, its exit codes, and no traceback whatever it reads."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def study(write_run, tmp_path):
+    """Two systems, two settings, two games, three seeds."""
+    rng = np.random.default_rng(0)
+    for system in ("cleanba_ppo", "cleanba_impala"):
+        for setting in ("a0-l0-t1", "a0-l0-t2"):
+            for env_id in ("Breakout-v5", "Pong-v5"):
+                for seed in (1, 2, 3):
+                    returns = rng.normal(10, 3, 120)
+                    write_run(system, setting, env_id, seed, returns=returns)
+    return tmp_path
+
+
+def run(capsys, *args):
+    code = main([str(a) for a in args])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_aggregate_as_json(study, capsys):
+    code, out, _ = run(capsys, "aggregate", study, "--format", "json", "--profiles")
+    assert code == 0
+    results = json.loads(out)
+    assert len(results["aggregate"]) == 4
+    for entry in results["aggregate"]:
+        for metric in ("median", "iqm", "mean", "optimality_gap"):
+            value = entry[metric]
+            assert value["low"] <= value["value"] <= value["high"]
+            assert value["runs"] == 6
+            assert value["environments"] == 2
+        assert entry["runs"] == 6
+        assert entry["environments"] == 2
+        assert entry["note"].startswith("3 runs per environment: the interval is too narrow")
+    assert results["quality"] == []
+    assert len(results["probability_of_improvement"]) == 6
+    assert len(results["profiles"]) == 4 * 81
+    assert len(results["run_times"]) == 4
+
+
+def test_the_seed_decides_the_bits(study, capsys):
+    outs = [
+        run(capsys, "aggregate", study, "--format", "json", "--seed", seed)[1] for seed in (1, 1, 2)
+    ]
+    assert outs[0] == outs[1]
+    assert outs[0] != outs[2]
+
+
+def test_aggregate_at_a_step_a_time_and_the_best(study, capsys):
+    def iqm(*options):
+        out = run(capsys, "aggregate", study, "--format", "json", *options)[1]
+        return json.loads(out)["aggregate"][0]["iqm"]["value"]
+
+    values = [
+        iqm(),
+        iqm("--at-step", 300),
+        iqm("--at-time", 2),
+        iqm("--best", "--episodes", 10),
+        iqm("--normalization", "record"),
+    ]
+    assert len(set(values)) == 5
+
+
+@pytest.mark.parametrize("command", ["aggregate", "curves", "lag", "reproducibility", "quality"])
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_every_command_in_every_form(study, capsys, command, form):
+    code, out, err = run(capsys, command, study, "--format", form)
+    assert code == 0
+    assert err == ""
+    if form == "json":
+        assert "quality" in json.loads(out)
+    elif form == "csv" and command != "quality":
+        assert len({line.count(",") for line in out.splitlines()[:1]}) == 1
+    elif form == "table":
+        assert "quality: none" in out
+
+
+def test_reproducibility_of_identical_runs(study, capsys):
+    _, out, _ = run(capsys, "reproducibility", study, "--format", "json")
+    entries = json.loads(out)["reproducibility"]
+    assert [e["system"] for e in entries] == ["cleanba_impala", "cleanba_ppo"]
+    for entry in entries:
+        assert entry["verdict"] == "identical"  # the fixture writes the same fingerprints
+        assert entry["fingerprints"]["pairs"] == 6
+
+
+def test_hts_metrics(study, capsys):
+    _, out, _ = run(
+        capsys, "aggregate", study, "--format", "json", "--targets", "5", "100", "--episodes", "20"
+    )
+    rows = json.loads(out)["hts_metrics"]
+    assert len(rows) == 24
+    assert all(row["required_time_5"] is not None for row in rows)
+    assert all(row["required_time_100"] is None for row in rows)
+
+
+def test_strict_refuses(write_run, tmp_path, capsys):
+    write_run(status="failed")
+    assert run(capsys, "aggregate", tmp_path)[0] == 0
+    code, out, err = run(capsys, "aggregate", tmp_path, "--strict")
+    assert code == 2
+    assert out == ""
+    assert "status is 'failed'" in err
+
+
+def test_as_a_module(write_run, tmp_path):
+    write_run()
+    for module in (["analysis", "lag"], ["analysis.lag"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *module, str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "changes_by_time" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis", "quality", "/nowhere"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "/nowhere: no such file or folder\n"
+
+
+# ---- damage
+
+HUGE = ["1" + "0" * 400, "1e308", "-1e999", "9" * 30, "NaN", "Infinity", "\x00", "é" * 50, ""]
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Damage a file in one of the ways that files get damaged."""
+    kind = rng.randrange(9)
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines))
+    if kind == 0:
+        return data[: rng.randrange(len(data) + 1)]
+    if kind == 1:
+        return b""
+    if kind == 2:
+        return rng.randbytes(rng.randrange(1, 2000))
+    if kind == 3:
+        flipped = bytearray(data)
+        for _ in range(rng.randrange(1, 20)):
+            flipped[rng.randrange(len(flipped))] = rng.randrange(256)
+        return bytes(flipped)
+    if kind == 4:
+        cells = lines[at].replace(b"\t", b",").split(b",")
+        cells[rng.randrange(len(cells))] = rng.choice(HUGE).encode()
+        lines[at] = (b"\t" if b"\t" in lines[at] else b",").join(cells)
+    elif kind == 5:
+        lines[at] = lines[at][: len(lines[at]) // 2]
+    elif kind == 6:
+        del lines[at]
+    elif kind == 7:
+        rng.shuffle(lines)
+    else:
+        digits = [i for i, byte in enumerate(data) if chr(byte).isdigit()]
+        where = rng.choice(digits) if digits else 0
+        return data[:where] + rng.choice(HUGE).encode() + data[where:]
+    return b"\n".join(lines)
+
+
+def test_300_damaged_inputs_give_no_traceback(write_run, tmp_path, capsys):
+    from tests.analysis import test_importers as written
+
+    sources = tmp_path / "sources"
+    record = write_run(folder=sources / "record", episodes=20)
+    score_table = sources / "scores.csv"
+    score_table.write_text(',"A, 1 GPU"\nPong-v5,14.6 ± 0.10\nBoxing-v5,1.0 ± 0.2\n')
+    dictionary = sources / "dictionary.json"
+    dictionary.write_text(json.dumps({"A": [[1.0, 2.0], [3.0, 4.0]], "B": [[1.0, 2.0]]}))
+    arrays = sources / "arrays.npz"
+    np.savez(arrays, A=np.ones((2, 3)))
+    printed = sources / "printed.txt"
+    printed.write_text(written.APPENDIX_G)
+    monobeast = written.write_monobeast(sources / "mono", meta={"args": {"env": "Pong-v5"}})
+    wandb = written.write_openrlbenchmark(sources / "wandb") / "abc"
+    events = next(written.write_tensorboard(sources / "tb", steps=10).glob("events*"))
+    targets = [  # what is damaged, what is read
+        (record / "run.json", record),
+        (record / "episodes.jsonl", record),
+        (record / "updates.jsonl", record),
+        (record / "rollouts.jsonl", record),
+        (score_table, score_table),
+        (dictionary, dictionary),
+        (arrays, arrays),
+        (printed, printed),
+        (monobeast, monobeast),
+        (monobeast.parent / "meta.json", monobeast),
+        (wandb / "run_df.csv", wandb),
+        (wandb / "run.json", wandb),
+        (events, events),
+        (written.write_moolib(sources / "moolib"), sources / "moolib"),
+    ]
+    capsys.readouterr()  # what openrlbenchmark printed
+    rng = random.Random(0)
+    refused = 0
+    for number in range(300):
+        file, read = targets[number % len(targets)]
+        command = rng.choice(["aggregate", "curves", "lag", "reproducibility", "quality"])
+        good = file.read_bytes()
+        file.write_bytes(damage(good, rng))
+        code, _, err = run(capsys, command, read, *(["--repetitions", 50] * (command == "curves")))
+        assert code in (0, 2), (number, file)
+        if code == 2:
+            refused += 1
+            assert err.count("\n") == 1, err
+            assert str(sources) in err, err
+        file.write_bytes(good)
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("logs.tsv", "local/mean_episode_return\tlocal/steps_done\n1.0\n", "line 2: 1 cells for 2"),
+        ("logs.tsv", "a\tb\n", "line 1: no column"),
+        ("logs.csv", "# _tick,_time,step\n", "line 1: no column 'mean_episode_return'"),
+        (
+            "logs.csv",
+            "# _tick,_time,step,mean_episode_return\n0,1,2,3\n1,x,3,4\n",
+            "line 3: _time is not a number: 'x'",
+        ),
+        ("scores.csv", ",A\nPong-v5,three\n", "line 2: A is not a number: 'three'"),
+        ("scores.csv", ",A\nPong-v5,1e999\n", "line 2: A is too large to be true"),
+        ("scores.csv", "", "empty"),
+        ("scores.json", "{\n1", "line 2: not JSON"),
+        ("scores.json", '{"A": [[1, 2], [3]]}', "not a matrix"),
+        ("other.xyz", "x", "not a file that any importer reads"),
+    ],
+)
+def test_damage_names_file_and_line(tmp_path, capsys, name, text, what):
+    (tmp_path / name).write_text(text)
+    code, out, err = run(capsys, "aggregate", tmp_path / name)
+    assert code == 2
+    assert out == ""
+    assert str(tmp_path / name) in err
+    assert what in err
+    assert err.count("\n") == 1

@@ -1,0 +1,413 @@
+"""Other tools' logs: written here in their form, and the published ones where they are at hand."""
+
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+
+from analysis import importers, lag, quality
+from analysis.importers import (
+    cleanrl,
+    moolib,
+    rliable,
+    score_tables,
+    tensorboard,
+)
+from analysis.scores import final_scores
+from analysis.tables import InputError
+
+MOOLIB_HEADER = (
+    "local/mean_episode_return\tlocal/mean_episode_step\tlocal/SPS\tlocal/env_act_steps\t"
+    "local/env_train_steps\tlocal/steps_done\tlocal/episodes_done\tlocal/model_version"
+)
+
+
+def write_moolib(root, game="Pong", seed=0, rows=20, peer="p"):
+    folder = root / f"{game}-{seed}-name" / "peers" / peer
+    folder.mkdir(parents=True)
+    lines = [MOOLIB_HEADER, "\t\t0.0\t256\t0\t256\t0\t0"]
+    for i in range(1, rows):
+        # 100 steps a row at 50 steps per second; 10 episodes a row
+        lines.append(f"{float(i)}\t25.0\t50.0\t{100 * i}\t{100 * i}\t{100 * i}\t{10 * i}\t{i}")
+    (folder / "logs.tsv").write_text("\n".join(lines) + "\n")
+    return folder / "logs.tsv"
+
+
+def write_monobeast(folder, rows=30, meta=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["# _tick,_time,step,total_loss,mean_episode_return,pg_loss,baseline_loss,entropy_loss"]
+    for i in range(rows):
+        value = "nan" if i % 3 else str(float(i))
+        lines.append(f"{i},{1000.0 + 2 * i},{640 * i},1.0,{value},0.1,0.2,-0.3")
+    (folder / "logs.csv").write_text("\n".join(lines) + "\n")
+    if meta is not None:
+        (folder / "meta.json").write_text(json.dumps(meta))
+    return folder / "logs.csv"
+
+
+def write_tensorboard(folder, tag="charts/episodic_return", steps=40, total=400, config=True):
+    from tensorboardX import SummaryWriter
+
+    folder.mkdir(parents=True)
+    writer = SummaryWriter(str(folder))
+    if config:
+        rows = {
+            "exp_name": "cleanba_ppo",
+            "seed": 3,
+            "env_id": "Breakout-v5",
+            "total_timesteps": total,
+            "batch_size": 10,
+            "actor_device_ids": [0],
+            "learner_device_ids": [1, 2],
+            "num_actor_threads": 2,
+            "world_size": 1,
+        }
+        text = "|param|value|\n|-|-|\n" + "\n".join(f"|{k}|{v}|" for k, v in rows.items())
+        writer.add_text("hyperparameters", text)
+    for i in range(1, steps + 1):
+        writer.add_scalar(tag, float(i), 10 * i, walltime=5000.0 + i)
+        writer.add_scalar("losses/value_loss", 1 / i, 10 * i, walltime=5000.0 + i)
+    writer.close()
+    return folder
+
+
+def write_openrlbenchmark(root, run_id="abc", state="finished", rows=20):
+    """Write a run as openrlbenchmark does: with its own class, from a stand-in for W&B's run."""
+    cache = pytest.importorskip("openrlbenchmark.cache")
+
+    class User:
+        username, name = "someone", "Someone"
+
+    class Run:
+        id, project, entity, tags, path = run_id, "cleanRL", "openrlbenchmark", ["v1"], ["x"]
+        name, url = "Breakout-v5__ppo__1__1", "https://example.org"
+        user = User()
+        config = {"env_id": "Breakout-v5", "exp_name": "ppo", "seed": 7, "total_timesteps": 100}  # noqa: RUF012
+
+        def scan_history(self):
+            for i in range(rows):
+                yield {"global_step": 10 * i, "_runtime": 1.5 * i, "losses/value_loss": 0.1}
+                yield {"global_step": 10 * i, "_runtime": 1.5 * i, "charts/episodic_return": i}
+
+    run = Run()
+    run.state = state
+    cache.CachedRun(run, cache_dir=str(root))
+    return root / "openrlbenchmark" / "cleanRL"
+
+
+# ---- moolib
+
+
+def test_moolib_time_is_steps_over_speed_and_episodes_are_counted(tmp_path):
+    tables = moolib.read([write_moolib(tmp_path).parents[2]])
+    run = tables.runs.iloc[0]
+    assert (run["system"], run["setting"], run["env_id"], run["seed"]) == (
+        "moolib",
+        "name",
+        "Pong-v5",
+        0,
+    )
+    assert run["seconds"] == 19 * 100 / 50
+    assert run["episodes"] == 190
+    # the last 100 episodes are the last ten rows, 10 to 19
+    assert final_scores(tables)["score"].item() == np.mean(np.arange(10, 20))
+
+
+def test_moolib_folder_without_logs_is_missing_not_forgotten(tmp_path):
+    write_moolib(tmp_path)
+    (tmp_path / "Skiing-0-name").mkdir()
+    write_moolib(tmp_path, "Alien", peer="a")
+    write_moolib(tmp_path, "Alien", 1, peer="a")
+    problems = quality.check(importers.read([tmp_path]))["problem"].tolist()
+    assert any("no logs of Skiing-v5" in p for p in problems)
+    assert any("missing seeds: 1 of Pong-v5, 2 of others" in p for p in problems)
+
+
+def test_moolib_published(published):
+    tables = importers.read([published / "moolib-data"])
+    assert len(tables.runs) == 57
+    assert tables.runs["env_id"].nunique() == 19
+    assert tables.runs.groupby("env_id", observed=True)["seed"].nunique().eq(3).all()
+    assert tables.runs["steps"].between(49e6, 51e6).all()
+    missing = tables.quality["problem"].str.contains("Skiing-v5")
+    assert missing.sum() == 1
+    # plain reading of one file, as an oracle
+    import pandas as pd
+
+    file = next((published / "moolib-data").glob("Pong-0-*/peers/*/logs.tsv"))
+    oracle = pd.read_csv(file, sep="\t", float_precision="round_trip")
+    ours = tables.curves[tables.curves["run"].str.endswith(file.parents[2].name)]
+    returns = oracle["local/mean_episode_return"].dropna().to_numpy()
+    np.testing.assert_array_equal(ours["return"], returns)
+
+
+# ---- monobeast
+
+
+def test_monobeast_with_and_without_meta(tmp_path):
+    write_monobeast(tmp_path / "a")
+    meta = {"args": {"env": "PongNoFrameskip-v4", "num_actors": 80}, "successful": True}
+    write_monobeast(tmp_path / "b", meta=meta)
+    tables = importers.read([tmp_path])
+    assert set(tables.runs["setting"]) == {"-", "80 actors"}
+    assert tables.runs["completed"].sum() == 1
+    run = tables.runs[tables.runs["completed"]].iloc[0]
+    assert run["seconds"] == 58
+    assert run["steps"] == 640 * 29
+    assert run["episodes"] == 10
+    problems = tables.quality["problem"].tolist()
+    assert "no meta.json: environment and actors unknown" in problems
+    assert "no episode ended in 20 of 30 batches" in problems
+
+
+def test_monobeast_published(published):
+    tables = importers.read([published / "monobeast-logs"])
+    assert len(tables.updates) == 158
+    assert len(tables.curves) == 80
+    assert tables.curves["return"].between(-21, 21).all()
+
+
+APPENDIX_G = r"""
+$python-m torchbeast.monobeast_study\–num_actors 80\–batch_size 8\–unroll_length 240\–env Pong-v5
+actor_index 32 initial policy_version 8 policy_version after rollout 20
+%**** Line 1025 **** actor_index 2 initial policy_version 8 policy_version after rollout 21
+\par\par$python-m torchbeast.monobeast_study\–num_actors 80\–env Pong-v5\–learner_delay_seconds 1.0
+\paractor_index 72 initial policy_version 9 policy_version after rollout 10
+"""
+
+
+def test_the_logs_of_appendix_g_as_they_stand(tmp_path):
+    path = tmp_path / "paper.txt"
+    path.write_text(APPENDIX_G)
+    tables = importers.read([path])
+    assert tables.rollouts["changes"].tolist() == [12, 13, 1]
+    assert tables.rollouts["actor"].tolist() == [32, 2, 72]
+    assert tables.rollouts["steps"].tolist() == [240, 240, 1]
+    assert tables.runs["setting"].tolist() == ["80 actors", "80 actors, 1.0 s delay"]
+    assert set(tables.runs["env_id"]) == {"Pong-v5"}
+    assert lag.predictions(tables)["changes_by_actors"].iloc[0] == 10
+
+
+# ---- TensorBoard
+
+
+def test_tensorboard_of_cleanrl_and_of_cleanba(tmp_path):
+    write_tensorboard(tmp_path / "Breakout-v5__ppo__1__a")
+    write_tensorboard(
+        tmp_path / "Pong-v5__impala__2__b", "charts/avg_episodic_return", config=False
+    )
+    tables = importers.read([tmp_path])
+    named, unnamed = tables.runs.iloc[0], tables.runs.iloc[1]
+    assert (named["system"], named["setting"], named["seed"]) == ("cleanba_ppo", "a0-l1,2-t2", 3)
+    assert named["completed"]
+    assert (unnamed["system"], unnamed["env_id"], unnamed["seed"]) == ("impala", "Pong-v5", 2)
+    assert not unnamed["completed"]
+    assert tables.curves["return"].tolist() == [*range(1, 41)] * 2
+    assert len(tables.updates) == 80
+    assert tables.updates["value_loss"].iloc[3] == pytest.approx(0.25)
+
+
+def test_tensorboard_run_that_stopped_early_is_not_completed(tmp_path):
+    write_tensorboard(tmp_path / "run", total=10_000)
+    tables = tensorboard.read([tmp_path])
+    assert not tables.runs["completed"].item()
+    assert "ends at step 400 of 10000" in tables.quality["problem"].item()
+
+
+def test_tensorboard_truncated_is_read_to_the_tear_and_named(tmp_path):
+    folder = write_tensorboard(tmp_path / "run")
+    file = next(folder.glob("events*"))
+    file.write_bytes(file.read_bytes()[:-7])
+    tables = tensorboard.read([folder])
+    assert len(tables.curves) >= 39
+    assert "torn last record" in " ".join(tables.quality["problem"])
+
+
+def test_tensorboard_reads_what_tensorboard_reads(published):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for folder in sorted((published / "cleanba-tensorboard").iterdir()):
+        oracle = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+        oracle.Reload()
+        tables = tensorboard.read([folder])
+        events = oracle.Scalars("charts/avg_episodic_return")
+        assert tables.curves["return"].tolist() == [e.value for e in events]
+        assert tables.curves["step"].tolist() == [e.step for e in events]
+        assert np.diff(tables.curves["wall_time"]) == pytest.approx(
+            np.diff([e.wall_time for e in events])
+        )
+        if len(tables.updates):
+            losses = [e.value for e in oracle.Scalars("losses/loss")]
+            assert tables.updates["loss"].tolist() == losses
+
+
+def test_event_files_of_a_record_are_not_read_twice(write_run, tmp_path):
+    run = write_run()
+    write_tensorboard(run / "tensorboard")
+    assert len(importers.read([tmp_path]).runs) == 1
+
+
+# ---- Weights & Biases through openrlbenchmark
+
+
+def test_openrlbenchmark_offline_database(tmp_path):
+    project = write_openrlbenchmark(tmp_path)
+    write_openrlbenchmark(tmp_path, "def", state="crashed")
+    tables = importers.read([project])
+    assert len(tables.curves) == 40
+    run = tables.runs.iloc[0]
+    assert (run["system"], run["env_id"], run["seed"]) == ("ppo", "Breakout-v5", 7)
+    assert tables.runs["completed"].tolist() == [True, False]
+    assert run["seconds"] == 1.5 * 19
+    problems = quality.check(tables)["problem"].tolist()
+    assert "not completed: W&B says 'crashed'" in problems
+    assert any(p.startswith("doubled run: ppo, -, Breakout-v5, seed 7") for p in problems)
+
+
+def test_openrlbenchmark_index_names_what_was_not_downloaded(tmp_path):
+    pw = pytest.importorskip("peewee")
+    offline = pytest.importorskip("openrlbenchmark.offline_db")
+    project = write_openrlbenchmark(tmp_path)
+    (project / "abc" / "run.json").unlink()  # then the index has to do
+    database = pw.SqliteDatabase(str(project / "offline.sqlite"))
+    offline.database_proxy.initialize(database)
+    with database:
+        database.create_tables([offline.OfflineRun, offline.Tag, offline.OfflineRunTag])
+        for run_id in ("abc", "gone"):
+            offline.OfflineRun.create(
+                id=run_id,
+                name="n",
+                state="finished",
+                url="u",
+                path=["p"],
+                username="x",
+                project="cleanRL",
+                entity="e",
+                config={"env_id": "Pong-v5", "exp_name": "dqn", "seed": 1},
+            )
+    for path in (project, project / "offline.sqlite"):
+        tables = importers.read([path])
+        assert tables.runs["system"].tolist() == ["dqn"]
+        assert (
+            "in the index, but its history was not downloaded" in tables.quality["problem"].tolist()
+        )
+    with sqlite3.connect(project / "offline.sqlite") as found:  # reading changed nothing
+        assert found.execute("select count(*) from offlinerun").fetchone() == (2,)
+
+
+def test_setting_names():
+    config = {"actor_device_ids": "[0]", "learner_device_ids": "[0, 1]", "world_size": "2"}
+    assert cleanrl.setting_name(config) == "a0-l0,1-t1-d2"
+    assert cleanrl.setting_name({}) == "-"
+
+
+# ---- score tables
+
+
+def test_score_table(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text(
+        ',"Monobeast IMPALA, 1 A100, 10 CPU","Moolib (Resnet CNN) 8 A100, 80 CPU"\n'
+        "Pong-v5,14.6 ± 0.10,-20.70 ± 1.00\n"
+        "Boxing-v5,12.1 ± 0.00,\n"
+    )
+    tables = importers.read([path])
+    assert tables.scores["score"].tolist() == [14.6, -20.7, 12.1]
+    assert tables.scores["std"].tolist() == [0.1, 1.0, 0.0]
+    one, eight = "1 A100, 10 CPU", "8 A100, 80 CPU"
+    assert tables.scores["setting"].tolist() == [one, eight, one]
+    assert set(tables.scores["system"]) == {"Monobeast IMPALA", "Moolib (Resnet CNN)"}
+    assert "no score of Moolib" in tables.quality["problem"].item()
+    assert final_scores(tables)["normalized"].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_run_times_are_minutes(tmp_path):
+    path = tmp_path / "main_runtimes.csv"
+    path.write_text(',"A, 1 GPU"\nPong-v5,2.5\n')
+    assert score_tables.read([path]).runs["seconds"].item() == 150
+
+
+def test_the_papers_headline_from_its_tables(published):
+    from analysis import aggregates
+    from analysis.scores import by_environment
+    from analysis.summary import run_times
+
+    tables = importers.read(
+        [
+            published / "cleanba-static" / "main_10CPU.csv",
+            published / "cleanba-static" / "main_10CPU_runtimes.csv",
+        ]
+    )
+    scores = final_scores(tables)
+    assert len(scores) == 4 * 57
+    medians = {
+        system: float(aggregates.median(by_environment(group)[1]))
+        for system, group in scores.groupby("system")
+    }
+    # seeds/000: Cleanba IMPALA about 165% median HNS, monobeast 165%, moolib 140%
+    assert medians["Cleanba IMPALA"] == pytest.approx(1.65, abs=0.02)
+    assert medians["Monobeast IMPALA"] == pytest.approx(1.60, abs=0.02)
+    assert 1.2 < medians["Moolib IMPALA"] < 1.4
+    times = {entry["system"]: entry["times_the_fastest"] for entry in run_times(tables)}
+    assert times["Monobeast IMPALA"] == pytest.approx(6.8, abs=0.05)
+    assert times["Moolib IMPALA"] == pytest.approx(1.2, abs=0.05)
+
+
+# ---- score dictionaries
+
+
+def test_rliable_dictionaries(tmp_path):
+    matrix = np.arange(6.0).reshape(3, 2)
+    (tmp_path / "a.json").write_text(json.dumps({"A": matrix.tolist()}))
+    np.savez(tmp_path / "b.npz", A=matrix)
+    (tmp_path / "c.json").write_text('{"A": {"Pong": [14.6, -20.7], "Boxing": [0.1, NaN]}}')
+    for name in ("a.json", "b.npz"):
+        scores = final_scores(importers.read([tmp_path / name]))
+        assert scores["normalized"].tolist() == [0, 2, 4, 1, 3, 5]
+        assert scores["env_id"].nunique() == 2
+    tables = rliable.read([tmp_path / "c.json"])
+    assert final_scores(tables)["normalized"].tolist() == [1, 0, 0]
+    assert "NaN: A, Boxing, run 1" in tables.quality["problem"].tolist()
+
+
+def test_pickles_are_not_read(tmp_path):
+    np.savez(tmp_path / "x.npz", A=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(InputError, match=r"not a \.npz file"):
+        rliable.read([tmp_path / "x.npz"])
+
+
+# ---- quality
+
+
+def test_every_kind_of_problem_is_named(write_run, tmp_path):
+    write_run(seed=1)
+    write_run(seed=2, total_steps=500)
+    write_run(seed=1, folder=tmp_path / "again")
+    write_run(seed=1, env_id="Pong-v5")
+    write_run(seed=1, system="other", status="interrupted")
+    write_run(seed=1, system="other", env_id="Unheard-v0", returns=[1.0, np.nan])
+    problems = "\n".join(quality.check(importers.read([tmp_path]))["problem"])
+    for what in (
+        "doubled run: cleanba_ppo, a0-l0-t1, Breakout-v5, seed 1",
+        "missing environment: no run of Pong-v5",
+        "missing seeds: 1 of Pong-v5, 2 of others",
+        "unequal length: ends at step 500, others at 1000",
+        "status is 'interrupted'",
+        "1 episodes have no return (NaN)",
+        "unknown environment: Unheard-v0",
+    ):
+        assert what in problems, what
+
+
+def test_good_data_has_no_problem(write_run, tmp_path):
+    for seed in (1, 2):
+        for setting in ("a", "b"):
+            write_run(seed=seed, setting=setting)
+    assert quality.check(importers.read([tmp_path])).empty
+
+
+def test_all_published_data_at_once(published):
+    tables = importers.read([published])
+    assert set(tables.runs["system"]) >= {"moolib", "monobeast", "cleanba_ppo", "cleanba_impala"}
+    assert len(tables.scores) == 528
