@@ -1,0 +1,202 @@
+"""How fast a layout would train, from the measured times of another.
+
+The model, per iteration (one batch of rollouts) of the Cleanba architecture: every process handles
+its share of the environments; gradients are split over its learner devices; an actor device that
+is a learner device too does its inference in between; with concurrent actors and learners the
+slower of both sets the pace, without they take turns; some time is lost in every iteration
+whatever happens (queues, copies); and with several processes gradients travel between them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables import Tables, split_runs
+
+LAYOUT = re.compile(r"a(\d+(?:,\d+)*)-l(\d+(?:,\d+)*)(?:-t\d+)?(?:-d(\d+))?")
+
+# Minutes of a run in Breakout-v5, by layout: Cleanba's README, section "Reproduction of all of our
+# results", the rows on A100s that name their layout (an earlier version of the code).
+README_A100 = {
+    "a0-l0-d1": 154.079,
+    "a0-l0-d2": 93.3155,
+    "a0-l1-d1": 121.107,
+    "a0-l0,1-d1": 101.63,
+    "a0-l1,2-d1": 70.2993,
+    "a0-l1,2,3-d1": 52.5321,
+    "a0-l0-d4": 58.4344,
+    "a0-l1,2,3,4-d1": 44.8671,
+    "a0-l1,2,3,4,5,6-d1": 38.4216,
+}
+# Cleanba paper (arXiv 2310.00036), appendix F: steps per second on 128 A100s, and efficiency of
+# scaling from 16 to 128 of them with the batch growing in proportion.
+PAPER_SPS_128, PAPER_EFFICIENCY = 403_253.0, 0.93
+
+
+class Times(NamedTuple):
+    """Times of one iteration, all in one unit, for one process with all environments.
+
+    Attributes:
+      rollout: from the first to the last step of a rollout on one actor device.
+      inference: the part of it that a device computes, which delays a learner on that device.
+      gradient: all gradients of an iteration on one learner device.
+      fixed: lost in every iteration (queues, copies), split by processes as the data are.
+      transfer: gradients between processes, once there are two or more.
+    """
+
+    rollout: float
+    inference: float
+    gradient: float
+    fixed: float = 0.0
+    transfer: float = 0.0
+
+
+class Layout(NamedTuple):
+    """Which devices of each process act, which learn, and how many processes there are."""
+
+    actors: tuple[int, ...]
+    learners: tuple[int, ...]
+    processes: int = 1
+
+
+def parse_layout(name: str) -> Layout:
+    """Read a layout such as `a0-l1,2-d2` or `a0-l0-t4`.
+
+    Raises:
+      ValueError: if it is not one.
+    """
+    match = LAYOUT.fullmatch(name)
+    if match is None or match[3] == "0":
+        raise ValueError(f"not a layout: {name!r}")
+    actors, learners = (tuple(map(int, ids.split(","))) for ids in match.group(1, 2))
+    return Layout(actors, learners, int(match[3] or 1))
+
+
+def iteration_time(times: Times, layout: Layout, concurrent: bool = True) -> float:
+    """Return the time of one iteration, in the unit of `times`.
+
+    Args:
+      times: measured.
+      layout: to predict.
+      concurrent: whether actors and learner work at the same time (the Cleanba architecture).
+    """
+    shared = set(layout.actors) & set(layout.learners)
+    rollout = times.rollout / len(layout.actors)
+    learning = times.gradient / len(layout.learners)
+    if concurrent and shared:
+        learning += times.inference / len(layout.actors)
+    busy = max(rollout, learning) if concurrent else rollout + learning
+    transfer = times.transfer if layout.processes > 1 else 0.0
+    return (times.fixed + busy) / layout.processes + transfer
+
+
+def sps(times: Times, layout: Layout, steps: float, concurrent: bool = True) -> float:
+    """Return agent steps per second; `times` in seconds per iteration of that many steps."""
+    return steps / iteration_time(times, layout, concurrent)
+
+
+def weak_scaling(work: float, latency: float, devices: np.ndarray) -> np.ndarray:
+    """Return the efficiency of scaling with a batch in proportion to the devices.
+
+    The work per device stays; a ring all-reduce among p devices adds 2 (p - 1) messages' latency.
+
+    Args:
+      work: of one device per iteration.
+      latency: of one message, times the gradients per iteration, in the unit of `work`.
+      devices: numbers of devices, `[D]`.
+
+    Returns:
+      `[D]`: SPS per device over that of a single one.
+    """
+    return work / (work + 2 * (np.asarray(devices) - 1) * latency)
+
+
+def times_of_run(updates: pd.DataFrame, hardware: Mapping) -> Times:
+    """Return the times of a run record, from its updates and its hardware.
+
+    Medians over updates, so that compilation does not count. What an update took beyond the slower
+    of rollout and training is `fixed`.
+    """
+    learners = max(len(hardware.get("learner_device_ids") or [0]), 1)
+    median = {
+        name: float(updates[name].median()) if name in updates else np.nan
+        for name in ("rollout_time", "inference_time", "training_time")
+    }
+    between = float(np.median(np.diff(updates["wall_time"])))
+    busy = np.nanmax([median["rollout_time"], median["training_time"]])
+    return Times(
+        median["rollout_time"],
+        median["inference_time"],
+        median["training_time"] * learners,
+        max(between - busy, 0.0),
+    )
+
+
+def predict(tables: Tables, layouts: Sequence[str]) -> pd.DataFrame:
+    """Return the SPS that each run's times predict for other layouts.
+
+    Returns:
+      run, system, setting, measured (SPS of the run), layout, predicted (SPS).
+    """
+    runs = tables.runs.set_index("run")
+    rows = []
+    for key, group in split_runs(tables.updates):
+        info = runs.loc[key.run]
+        if len(group) < 3 or "training_time" not in group:
+            continue
+        times = times_of_run(group, info["hardware"] or {})
+        steps = float(np.median(np.diff(group["step"])))
+        for name in layouts:
+            speed = sps(times, parse_layout(name), steps)
+            rows.append((key.run, key.system, key.setting, info["sps"], name, speed))
+    names = ["run", "system", "setting", "measured", "layout", "predicted"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def calibrate_readme() -> Times:
+    """Return the times behind four of the README's layouts, in minutes per run.
+
+    One learner device more tells gradient from the rest; one shared device tells inference; a
+    second process tells the transfer. The rollout never sets the pace in these four; it is left
+    at 0. The other layouts are then predictions.
+    """
+    one, two = README_A100["a0-l1-d1"], README_A100["a0-l1,2-d1"]
+    gradient = 2 * (one - two)
+    fixed = one - gradient
+    inference = README_A100["a0-l0,1-d1"] - gradient / 2 - fixed
+    transfer = README_A100["a0-l0-d2"] - (fixed + gradient + inference) / 2
+    return Times(0.0, inference, gradient, fixed, transfer)
+
+
+def compare_readme() -> pd.DataFrame:
+    """Return layout, published and predicted minutes, error (a share), and what was calibrated on."""
+    times = calibrate_readme()
+    used = ("a0-l1-d1", "a0-l1,2-d1", "a0-l0,1-d1", "a0-l0-d2")
+    rows = []
+    for name, published in README_A100.items():
+        predicted = iteration_time(times, parse_layout(name))
+        rows.append((name, published, predicted, predicted / published - 1, name in used))
+    return pd.DataFrame(
+        rows, columns=["layout", "published", "predicted", "error", "calibrated_on"]
+    )
+
+
+def compare_paper() -> pd.DataFrame:
+    """Return devices, SPS and efficiency against 16 devices, as the model gives them.
+
+    The paper's text has two numbers, the SPS at 128 and the efficiency from 16 on. The efficiency
+    sets the latency, the SPS the unit, so this shows what the model makes of 32 and 64; it is no
+    test of it.
+    """
+    devices = np.array([16, 32, 64, 128])
+    # efficiency(128) / efficiency(16) = 0.93 solves for latency / work
+    latency = (1 - PAPER_EFFICIENCY) / (2 * (PAPER_EFFICIENCY * 127 - 15))
+    efficiency = weak_scaling(1.0, latency, devices)
+    speed = efficiency * devices
+    speed *= PAPER_SPS_128 / speed[-1]
+    return pd.DataFrame(
+        {"devices": devices, "sps": speed, "efficiency": efficiency / efficiency[0]}
+    )

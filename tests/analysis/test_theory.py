@@ -1,0 +1,119 @@
+"""Formula beside simulation, prediction beside publication, and measured lag beside theory."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from analysis import lag, queueing, scaling
+from analysis.importers.records import read_records
+
+
+def test_claim_1_fits_simulation():
+    rng = np.random.default_rng(0)
+    for shape, rate, interval in ((1.0, 1.0, 4), (1.0, 2.0, 64), (2.0, 1.0, 8), (0.5, 3.0, 16)):
+        given = (400_000, 16, interval, shape, rate, 0.01)
+        ratio = queueing.simulated_run_time(*given, rng) / queueing.expected_run_time(*given)
+        assert ratio == pytest.approx(1, abs=0.03), (shape, rate, interval)
+
+
+def test_claim_1_location_is_the_gamma_quantile():
+    # without the Gumbel term the formula is rounds x quantile: check against SciPy's own
+    n, interval, shape, rate = 16, 4, 1.5, 2.0
+    law = scipy.stats.gamma(interval * shape, scale=1 / rate)
+    location, end = law.ppf(1 - 1 / n), law.ppf(1 - 1 / (n * np.e))
+    expected = 100 * (location + np.euler_gamma * (end - location))
+    ours = queueing.expected_run_time(100 * n * interval, n, interval, shape, rate, 0.0)
+    assert ours == pytest.approx(expected)
+
+
+def test_claim_1_shapes_of_figure_4():
+    variance = queueing.figure_4a()
+    interval = queueing.figure_4b()
+    for rows, sign in ((variance, 1), (interval, -1)):
+        assert (np.diff([row["formula"] for row in rows]) * sign > 0).all()
+        for row in rows:
+            assert row["simulated"] == pytest.approx(row["formula"], rel=0.08)
+    # for an infinite interval only the mean step time is left: states / n / rate
+    endless = queueing.expected_run_time(10_000, 16, 10**6, 1.0, 2.0, 0.0)
+    assert endless == pytest.approx(10_000 / 16 / 2, rel=0.01)
+
+
+def test_claim_2_fits_simulation():
+    rng = np.random.default_rng(1)
+    for actors in (1, 10, 20, 30):
+        formula = queueing.expected_latency(actors, 1.0, 40.0)
+        assert formula == pytest.approx(actors / (40 - actors))
+        simulated = queueing.simulated_latency(actors, 1.0, 40.0, rng)
+        assert simulated == pytest.approx(formula, rel=0.05)
+    assert queueing.expected_latency(40, 1.0, 40.0) == np.inf
+
+
+def test_readme_layouts_that_the_model_has_not_seen():
+    table = scaling.compare_readme()
+    used = table["calibrated_on"]
+    assert table["error"][used].abs().max() < 1e-9
+    assert (~used).sum() == 5
+    assert table["error"][~used].abs().max() < 0.06
+
+
+def test_paper_scaling():
+    table = scaling.compare_paper().set_index("devices")
+    assert table.loc[128, "sps"] == 403_253
+    assert table.loc[128, "efficiency"] == pytest.approx(0.93)
+    assert table.loc[16, "efficiency"] == 1
+    assert table["efficiency"].is_monotonic_decreasing
+
+
+def test_layouts():
+    assert scaling.parse_layout("a0-l1,2-t4-d2") == scaling.Layout((0,), (1, 2), 2)
+    for bad in ("", "a0", "a0-l", "l0-a0", "a0-l0-d0"):
+        with pytest.raises(ValueError, match="not a layout"):
+            scaling.parse_layout(bad)
+
+
+def test_iteration_time_by_hand():
+    times = scaling.Times(rollout=4, inference=1, gradient=6, fixed=1, transfer=2)
+    layout = scaling.parse_layout
+    assert scaling.iteration_time(times, layout("a0-l1")) == 1 + 6
+    assert scaling.iteration_time(times, layout("a0-l1,2")) == 1 + 4
+    assert scaling.iteration_time(times, layout("a0-l0")) == 1 + 6 + 1
+    assert scaling.iteration_time(times, layout("a0-l1"), concurrent=False) == 1 + 4 + 6
+    assert scaling.iteration_time(times, layout("a0-l1-d2")) == 7 / 2 + 2
+    assert scaling.sps(times, layout("a0-l1"), 70) == 10
+
+
+def record_with_times(write_run):
+    run = write_run(updates=20, total_steps=2000)
+    lines = (run / "updates.jsonl").read_text().splitlines()
+    times = '"rollout_time": 0.9, "inference_time": 0.3, "training_time": 0.6, "loss"'
+    (run / "updates.jsonl").write_text(
+        "\n".join(line.replace('"loss"', times) for line in lines) + "\n"
+    )
+    return run
+
+
+def test_prediction_from_a_record(write_run):
+    tables = read_records([record_with_times(write_run)])  # an update per second, 100 steps each
+    table = scaling.predict(tables, ["a0-l1", "a0-l0", "a0-l1,2-d128"]).set_index("layout")
+    assert table.loc["a0-l1", "predicted"] == pytest.approx(100)
+    assert table.loc["a0-l1", "measured"] == pytest.approx(100)
+    assert table.loc["a0-l0", "predicted"] == pytest.approx(100)  # 0.6 + 0.3 of learning
+    assert table.loc["a0-l1,2-d128", "predicted"] == pytest.approx(12_800)
+
+
+def test_lag_predictions_of_a_record(write_run):
+    row = lag.predictions(read_records([record_with_times(write_run)])).iloc[0]
+    assert row["changes_by_time"] == pytest.approx(0.9)
+    assert row["latency_mm1"] == pytest.approx(0.6 / 0.4)
+    assert np.isnan(row["changes_by_actors"])
+
+
+def test_gradient_asynchrony(write_run):
+    run = write_run(updates=3)
+    lines = (run / "updates.jsonl").read_text().splitlines()
+    # updates make versions 2, 3, 4 of gradients computed at 1, 1, 1
+    lines = [line.replace('"loss"', '"gradient_version": 1, "loss"') for line in lines]
+    (run / "updates.jsonl").write_text("\n".join(lines) + "\n")
+    row = lag.lag_summary(read_records([run])).iloc[0]
+    assert row["asynchrony_mean"] == 1
+    assert row["asynchrony_max"] == 2

@@ -1,0 +1,139 @@
+"""Verdicts on simulated curves with known answers."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import reproducibility
+from analysis.importers.records import read_records
+from analysis.scores import final_scores
+from experiments.benchmark_analysis import simulated_curves, verdict_rates
+
+
+def test_false_different_is_at_most_5_percent():
+    rates = verdict_rates(shift=0.0, runs=5, environments=4, simulations=400, permutations=200)
+    # 5% and three standard errors of 400 simulations
+    assert rates["different"] <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
+
+
+def test_a_known_shift_is_found():
+    # a shift of 30% against seed noise of 15% in 4 games x 5 seeds: 30 / (15 x sqrt(2 / 20)) is
+    # more than 6 standard errors
+    rates = verdict_rates(shift=0.3, runs=5, environments=4, simulations=60, permutations=200)
+    assert rates["different"] >= 0.95
+
+
+def test_small_shifts_are_equivalent_with_many_runs_and_undecided_with_few():
+    many = verdict_rates(shift=0.0, runs=20, environments=10, simulations=30, permutations=200)
+    assert many["equivalent"] >= 0.9
+    few = verdict_rates(shift=0.05, runs=3, environments=1, simulations=60, permutations=200)
+    assert few["undecided"] >= 0.9
+
+
+def test_p_values_are_uniform_without_a_difference():
+    rng = np.random.default_rng(1)
+    grid = np.arange(1.0, 21.0)
+    values = [
+        reproducibility.compare_curves(
+            grid,
+            simulated_curves(rng, 4, 3, 0.0),
+            simulated_curves(rng, 4, 3, 0.0),
+            permutations=200,
+        ).p
+        for _ in range(200)
+    ]
+    assert np.mean(values) == pytest.approx(0.5, abs=4 * np.sqrt(1 / 12 / 200))
+
+
+def test_where_the_difference_starts():
+    rng = np.random.default_rng(2)
+    grid = np.arange(1.0, 21.0)
+
+    def curves(shift_after_10):
+        both = rng.normal(1, 0.02, (6, 20))
+        both[:, 10:] += shift_after_10
+        return [both]
+
+    result = reproducibility.compare_curves(grid, curves(0.0), curves(0.5))
+    assert result.verdict == "different"
+    assert result.starts == 11
+    final = result.outcomes["final"]
+    assert final.difference == pytest.approx(0.5, abs=0.05)
+    assert final.low < 0.5 < final.high
+    assert np.isnan(reproducibility.compare_curves(grid, curves(0.0), curves(0.0)).starts)
+
+
+def test_more_seeds_are_about_what_is_needed():
+    """The number of further seeds that an undecided verdict names decides most of the time."""
+    rng = np.random.default_rng(3)
+    grid = np.arange(1.0, 21.0)
+    decided, needed = [], []
+    for _ in range(40):
+        first, second = simulated_curves(rng, 5, 2, 0.0), simulated_curves(rng, 5, 2, 0.25)
+        result = reproducibility.compare_curves(grid, first, second, permutations=200)
+        if result.verdict != "undecided":
+            continue
+        more = int(max(d.more_seeds for d in result.outcomes.values()))
+        needed.append(more)
+        if more > 60:
+            continue
+        again = reproducibility.compare_curves(
+            grid,
+            simulated_curves(rng, 5 + more, 2, 0.0),
+            simulated_curves(rng, 5 + more, 2, 0.25),
+            permutations=200,
+        )
+        decided.append(again.verdict != "undecided")
+    assert len(decided) >= 5
+    assert np.mean(decided) >= 0.6
+    assert min(needed) >= 1
+
+
+def test_verdicts_of_records(write_run, tmp_path):
+    rng = np.random.default_rng(4)
+    for setting, level in (("a0-l0-t1", 10.0), ("a0-l0-t8", 20.0)):
+        for seed in range(6):
+            write_run(
+                system="monobeast",
+                setting=setting,
+                seed=seed,
+                returns=rng.normal(level, 1, 200),
+                fingerprint=f"{setting}{seed}-",
+            )
+            write_run(setting=setting, seed=seed, returns=np.full(200, 5.0 + seed))
+    tables = read_records([tmp_path])
+    entries = {e["system"]: e for e in reproducibility.verdicts(tables)}
+    assert entries["cleanba_ppo"]["verdict"] == "identical"
+    assert entries["cleanba_ppo"]["fingerprints"]["pairs"] == 6
+    other = entries["monobeast"]
+    assert other["verdict"] == "different"
+    assert other["fingerprints"]["identical"] == 0
+    assert other["fingerprints"]["first_difference"] == 2
+    # 10 points of Breakout are 10 / 28.8 of the human level
+    assert other["final"]["difference"] == pytest.approx(10 / 28.8, rel=0.05)
+    ranked = reproducibility.variation(final_scores(tables))
+    assert ranked["system"].tolist() == ["monobeast", "cleanba_ppo"]
+    assert ranked["setting_share"].iloc[0] > 0.95
+    assert ranked["setting_share"].iloc[1] == 0
+
+
+def test_variance_components_are_the_known_ones():
+    rng = np.random.default_rng(5)
+    found = np.mean(
+        [
+            reproducibility.variance_components(
+                [rng.normal(rng.normal(0, 2), 1, 5) for _ in range(6)]
+            )
+            for _ in range(2000)
+        ],
+        axis=0,
+    )
+    assert found[0] == pytest.approx(4, rel=0.05)
+    assert found[1] == pytest.approx(1, rel=0.02)
+
+
+def test_variation_needs_two_settings():
+    frame = pd.DataFrame(
+        {"system": ["a"] * 3, "setting": ["s"] * 3, "env_id": ["e"] * 3, "score": [1.0, 2.0, 3.0]}
+    )
+    assert np.isnan(reproducibility.variation(frame)["setting_share"].item())
