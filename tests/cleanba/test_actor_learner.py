@@ -1,0 +1,148 @@
+"""The architecture keeps table 1 of the paper, and whatever goes wrong ends it at once."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from cleanba.actor_learner import ActorLearner, ActorThread, EnvGroup, Failure
+
+STEPS, ENVS, UPDATES = 3, 2, 6
+
+
+class CountingEnvs:
+    """Environments that end an episode every 4 steps and reset on the step after."""
+
+    def __init__(self, fail_at=None):
+        self.t = 0
+        self.fail_at = fail_at
+
+    def async_reset(self):
+        pass
+
+    def recv(self):
+        if self.t == self.fail_at:
+            raise ValueError("the environment broke")
+        done = np.full(ENVS, self.t % 5 == 4)
+        obs = np.full((ENVS, 1), self.t, np.float32)
+        return obs, np.ones(ENVS, np.float32), done, np.zeros(ENVS, bool), {}
+
+    def send(self, actions, env_ids):
+        assert list(env_ids) == list(range(ENVS))
+        self.t += 1
+
+    def close(self):
+        pass
+
+
+def act(params, obs, key):
+    # the behaviour remembers which parameters acted, so that a rollout betrays its policy
+    return np.zeros(ENVS, np.int32), np.full(ENVS, params), key
+
+
+def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None):
+    failure = Failure()
+    device = jax.devices()[0]
+
+    def make_groups(thread):
+        return [
+            EnvGroup(2 * thread + i, CountingEnvs(fail_at if thread else None), ENVS, None, act)
+            for i in range(2)
+        ]
+
+    actors = [
+        ActorThread(
+            thread,
+            lambda thread=thread: make_groups(thread),
+            lambda group: device,
+            num_steps=STEPS,
+            steps_per_env_step=ENVS * 2 * threads,
+            num_rollouts=UPDATES,
+            concurrency=concurrency,
+            clock=time.perf_counter,
+            failure=failure,
+        )
+        for thread in range(threads)
+    ]
+    history = []
+    runner = ActorLearner(
+        actors, [device] * threads, num_updates=UPDATES, concurrency=concurrency, failure=failure
+    )
+    with runner:
+        runner.put_params(np.float32(1))
+        for number in range(1, UPDATES + 1):
+            rollouts, _ = runner.get_rollouts()
+            if tamper:
+                tamper(runner, number)
+            time.sleep(slow_learner)
+            history.append(rollouts)
+            runner.version += 1
+            runner.put_params(np.float32(runner.version))
+    assert not any(actor.is_alive() for actor in actors)
+    return history
+
+
+@pytest.mark.parametrize("slow_learner", [0.0, 0.05])
+@pytest.mark.parametrize("concurrency", [False, True])
+def test_rollouts_come_from_the_policies_of_table_1(concurrency, slow_learner):
+    expected = [1, 1, 2, 3, 4, 5] if concurrency else [1, 2, 3, 4, 5, 6]
+    history = run(concurrency, slow_learner=slow_learner)
+    for number, rollouts in enumerate(history, start=1):
+        assert [r.number for r in rollouts] == [number, number]
+        for rollout in rollouts:
+            assert rollout.version == expected[number - 1]
+            for group in rollout.groups.values():
+                # every single step was taken by that policy: no change inside a rollout
+                assert np.all(np.asarray(group.behaviour) == rollout.version)
+
+
+def test_a_rollout_begins_with_the_observation_that_the_last_one_ended_with():
+    history = run(concurrency=True, threads=1)
+    times = [np.asarray(rollouts[0].groups[0].obs)[:, 0, 0] for rollouts in history]
+    np.testing.assert_array_equal(times[0], [0, 1, 2, 3])
+    for before, after in zip(times, times[1:], strict=False):
+        assert before[-1] == after[0]
+        assert len(after) == STEPS + 1
+
+
+def test_episodes_are_counted_once_with_the_step_of_the_whole_run():
+    history = run(concurrency=False, threads=2)
+    episodes = [e for rollouts in history for r in rollouts for e in r.episodes]
+    # 18 steps of each of 8 environments; episodes end at their steps 4, 9 and 14
+    assert len(episodes) == 3 * 8
+    assert {e.step for e in episodes} == {4 * 8, 9 * 8, 14 * 8}
+    assert {e.length for e in episodes} == {4}
+    assert sorted({e.env_index for e in episodes}) == list(range(8))
+
+
+@pytest.mark.parametrize("concurrency", [False, True])
+def test_an_actors_error_is_raised_in_the_learner_and_ends_all_threads(concurrency):
+    before = threading.active_count()
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="the environment broke"):
+        run(concurrency, fail_at=7)
+    assert time.perf_counter() - start < 10
+    assert threading.active_count() == before
+
+
+def test_a_learners_error_ends_all_threads():
+    before = threading.active_count()
+
+    def tamper(runner, number):
+        if number == 3:
+            raise RuntimeError("the learner broke")
+
+    with pytest.raises(RuntimeError, match="the learner broke"):
+        run(True, tamper=tamper)
+    assert threading.active_count() == before
+
+
+def test_a_broken_promise_of_policy_lag_ends_the_run():
+    def tamper(runner, number):
+        if number == 2:
+            runner.version += 1  # as if an update had been made of half a batch
+
+    with pytest.raises(AssertionError, match="the architecture promises lag 1"):
+        run(True, tamper=tamper)

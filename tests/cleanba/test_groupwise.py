@@ -1,0 +1,151 @@
+"""Gradients by group are the gradient of the whole batch, and sums have one order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cleanba import cleanba_impala as impala
+from cleanba import cleanba_ppo as ppo
+from cleanba.actor_learner import GroupRollout
+from cleanba.groupwise import fingerprint, tree_sum
+from cleanba.networks import make_network
+
+ENVS, STEPS, ACTIONS = 8, 12, 3
+
+
+def make_rollout(network, params, behaviour):
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(STEPS + 1, ENVS, 4)).astype(np.float32)
+    logits, values = network.apply(params, obs[:-1].reshape(-1, 4))
+    logits = np.asarray(logits).reshape(STEPS, ENVS, -1) + rng.normal(size=(STEPS, ENVS, ACTIONS))
+    actions = rng.integers(0, ACTIONS, (STEPS, ENVS)).astype(np.int32)
+    log_probs = jax.nn.log_softmax(logits)
+    logprob = np.take_along_axis(np.asarray(log_probs), actions[..., None], 2)[..., 0]
+    return GroupRollout(
+        obs=obs,
+        dones=rng.random((STEPS + 1, ENVS)) < 0.1,
+        actions=actions,
+        rewards=rng.normal(size=(STEPS, ENVS)).astype(np.float32),
+        behaviour=behaviour(np.float32(logits), np.float32(logprob), values.reshape(STEPS, ENVS)),
+    )
+
+
+def split(rollout, groups):
+    """Cut a rollout into groups of environments."""
+    size = ENVS // groups
+    return [
+        jax.tree.map(lambda x, g=g: x[:, g * size : (g + 1) * size], rollout)
+        for g in range(groups)
+    ]
+
+
+@pytest.fixture(scope="module")
+def network():
+    return make_network("mlp", ACTIONS, hiddens=(16,))
+
+
+@pytest.fixture(scope="module")
+def params(network):
+    return network.init(jax.random.key(0), np.zeros((1, 4), np.float32))
+
+
+def assert_close(a, b):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), a, b)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_ppo_gradients_by_group_are_one_big_batch_gradient(network, params, groups, microbatches):
+    args = ppo.Args(num_minibatches=2, update_epochs=2)
+    rollout = make_rollout(network, params, lambda _, lp, v: ppo.Behaviour(lp, v))
+    prepare = ppo.make_prepare(network, args)
+    keys = jax.random.split(jax.random.key(5), groups)
+    prepared = [
+        prepare(params, part, key, np.int32(1))
+        for part, key in zip(split(rollout, groups), keys, strict=True)
+    ]
+    batches = [batch for batch, _ in prepared]
+    moments = ppo.combine_moments(tuple(m for _, m in prepared))
+    size = STEPS * ENVS // groups // args.num_minibatches
+    micro = size // microbatches
+    gradient, add_gradient = ppo.make_gradient(network, args, micro)
+    for minibatch in range(4):
+        results = []
+        for batch in batches:
+            start = minibatch * size
+            result = gradient(params, batch, moments, np.int32(minibatch), np.int32(start))
+            for m in range(1, microbatches):
+                at = np.int32(start + m * micro)
+                result = add_gradient(result, params, batch, moments, np.int32(minibatch), at)
+            results.append(result)
+        actual, losses = tree_sum(results)
+
+        def pick(batch, minibatch=minibatch):
+            rows = batch.order.reshape(-1)[minibatch * size : (minibatch + 1) * size]
+            return jax.tree.map(lambda x: x[rows], batch._replace(order=None))
+
+        whole = jax.tree.map(lambda *x: jnp.concatenate(x), *map(pick, batches))
+        ones = jax.tree.map(
+            lambda x: x[0], ppo.minibatch_moments(whole.advantages[None], whole.mask[None])
+        )
+
+        def loss(params, whole=whole, ones=ones):
+            return ppo.ppo_loss(*network.apply(params, whole.obs), whole, ones, args).loss
+
+        value, expected = jax.value_and_grad(loss)(params)
+        assert_close(actual, expected)
+        assert_close(losses.loss, value)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("microbatch", [1, 2])
+def test_impala_gradients_by_group_are_one_big_batch_gradient(network, params, groups, microbatch):
+    args = impala.Args(num_minibatches=1)
+    rollout = make_rollout(network, params, lambda logits, *_: logits)
+    gradient, add_gradient = impala.make_gradient(network, args, microbatch)
+    results = []
+    for part in split(rollout, groups):
+        result = gradient(params, part, np.int32(0))
+        for start in range(microbatch, ENVS // groups, microbatch):
+            result = add_gradient(result, params, part, np.int32(start))
+        results.append(result)
+    actual, losses = tree_sum(results)
+
+    def loss(params):
+        logits, values = network.apply(params, rollout.obs.reshape(-1, 4))
+        logits = logits.reshape(STEPS + 1, ENVS, -1)[:-1]
+        return impala.impala_loss(logits, values.reshape(STEPS + 1, ENVS), rollout, args).loss
+
+    value, expected = jax.value_and_grad(loss)(params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max()),
+        actual,
+        expected,
+    )
+    np.testing.assert_allclose(losses.loss, value, rtol=1e-5)
+    assert losses.count == (~rollout.dones[:-1]).sum()
+
+
+def test_tree_sum_adds_pairwise_in_the_order_of_the_groups():
+    values = [np.float32(x) for x in (1e8, 1.0, -1e8, 1.0, 3.0)]
+    expected = ((values[0] + values[1]) + (values[2] + values[3])) + values[4]
+    assert tree_sum(values) == expected
+    assert tree_sum(values) != np.float32(np.float64(values).sum())  # the order matters here
+
+
+def test_a_fingerprint_sees_every_bit_name_and_shape():
+    params = {"a": np.arange(4, dtype=np.float32), "b": {"c": np.zeros((2, 2), np.float32)}}
+    original = fingerprint(params)
+    assert original == fingerprint({"b": params["b"], "a": params["a"].copy()})
+    flipped = params["a"].copy()
+    flipped.view(np.uint32)[2] ^= 1
+    assert len(
+        {
+            original,
+            fingerprint(params | {"a": flipped}),
+            fingerprint({"x": params["a"], "b": params["b"]}),
+            fingerprint(params | {"a": params["a"].reshape(2, 2)}),
+            fingerprint(params | {"a": params["a"].view(np.int32)}),
+        }
+    ) == 5

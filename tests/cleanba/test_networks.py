@@ -1,0 +1,102 @@
+"""The networks are those of the papers, whatever way their operations are computed."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cleanba.networks import (
+    StridedConv,
+    check_fits,
+    default_network,
+    make_network,
+    max_pool_3x3_stride_2,
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "kernel", "stride"), [(84, 4, 8, 4), (20, 32, 4, 2), (9, 64, 3, 1)]
+)
+def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kernel, stride):
+    x = jax.random.normal(jax.random.key(0), (2, size, size, channels))
+    ours = StridedConv(16, kernel, stride)
+    theirs = nn.Conv(16, (kernel, kernel), (stride, stride), padding="VALID")
+    params = ours.init(jax.random.key(1), x)
+    params["params"]["bias"] = jax.random.normal(jax.random.key(2), (16,))
+
+    def loss(module):
+        return lambda params, x: jnp.sum(jnp.sin(module.apply(params, x)))
+
+    np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), atol=1e-4)
+    for argument in (0, 1):
+        a = jax.grad(loss(ours), argument)(params, x)
+        b = jax.grad(loss(theirs), argument)(params, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-4), a, b)
+
+
+@pytest.mark.parametrize("size", [84, 42, 21, 5])
+def test_max_pool_is_flax_max_pool(size):
+    x = jax.random.normal(jax.random.key(0), (2, size, size, 3))
+
+    def reference(x):
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+    np.testing.assert_array_equal(max_pool_3x3_stride_2(x), reference(x))
+    ours, theirs = (jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (max_pool_3x3_stride_2, reference))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+# Multiply and add up by hand: kernels + biases, with the two heads for 18 actions and a value.
+RESNET = sum(
+    9 * c_in * c + c + 4 * (9 * c * c + c) for c_in, c in ((4, 16), (16, 32), (32, 32))
+) + (11 * 11 * 32 * 256 + 256) + (256 * 18 + 18) + 257  # fmt: skip
+NATURE = (
+    (8 * 8 * 4 * 32 + 32) + (4 * 4 * 32 * 64 + 64) + (9 * 64 * 64 + 64)
+    + (7 * 7 * 64 * 512 + 512) + (512 * 18 + 18) + 513
+)  # fmt: skip
+MLP = 2 * ((4 * 64 + 64) + (64 * 64 + 64)) + (64 * 18 + 18) + 65
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count"),
+    [("resnet", (4, 84, 84), RESNET), ("nature", (4, 84, 84), NATURE), ("mlp", (4,), MLP)],
+)
+def test_networks_have_the_shapes_of_the_papers(name, shape, count):
+    dtype = np.float32 if name == "mlp" else np.uint8
+    obs = np.random.default_rng(0).integers(0, 255, (3, *shape)).astype(dtype)
+    network = make_network(name, 18)
+    params = network.init(jax.random.key(0), obs)
+    assert sum(x.size for x in jax.tree.leaves(params)) == count
+    logits, values = network.apply(params, obs)
+    assert logits.shape == (3, 18)
+    assert values.shape == (3,)
+    assert np.abs(logits).max() < 1  # the policy starts nearly uniform: gain 0.01
+    heads = params["params"]
+    kernel = np.asarray(heads["actor"]["kernel"])
+    gram = kernel.T @ kernel
+    np.testing.assert_allclose(gram, 0.01**2 * np.eye(18), atol=1e-6)
+    gain = np.linalg.norm(heads["critic"]["kernel"])
+    assert gain == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_default_network_follows_the_observation():
+    assert default_network((4, 84, 84)) == "resnet"
+    assert default_network((4,)) == "mlp"
+    assert default_network((10, 5)) == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("mlp", {"channels": (1, 2, 3)}), ("nature", {"channels": (1, 2)}), ("lstm", {})],
+)
+def test_options_that_a_network_lacks_are_refused(name, options):
+    with pytest.raises(ValueError, match="--"):
+        make_network(name, 3, **options)
+
+
+def test_a_network_for_images_is_refused_for_vectors():
+    with pytest.raises(ValueError, match="choose mlp"):
+        check_fits("resnet", (4,))
+    with pytest.raises(ValueError, match="choose resnet or nature"):
+        check_fits("mlp", (4, 84, 84))
