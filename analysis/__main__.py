@@ -17,6 +17,8 @@ from analysis.references import NORMALIZATIONS
 from analysis.scores import Rule, final_scores, hts_metrics
 from analysis.tables import InputError, Tables
 
+MOST_ACTORS = 40
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -123,13 +125,15 @@ def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {
         "lag": lag.lag_summary(tables),
         "predictions": lag.predictions(tables),
-        "by_actor": lag.lag_by_actor(tables),
+        "changes_distribution": lag.lag_distribution(tables, "changes"),
+        "lag_distribution": lag.lag_distribution(tables, "lag"),
         "over_time": lag.lag_over_time(tables, bins=10),
-        "distribution": lag.lag_distribution(tables, "changes"),
+        "by_actor": lag.lag_by_actor(tables),
     }
     if args.format == "json":
-        results["lag_distribution"] = lag.lag_distribution(tables, "lag")
         results["version_shares"] = lag.all_version_shares(tables)
+    elif len(results["by_actor"]) > MOST_ACTORS:
+        del results["by_actor"]  # too long to look at; JSON has it
     return results
 
 

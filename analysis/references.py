@@ -72,14 +72,17 @@ ATARI: dict[str, tuple[float, float, float]] = {
 }
 
 # Environment -> random play, solved.
-# Solved: the `reward_threshold` that Gymnasium registers for CartPole-v1 and Acrobot-v1; for Catch
-# (bsuite) the largest possible return.
+# Solved: the `reward_threshold` that Gymnasium 1.4 registers for the environment; for Catch (bsuite)
+# the largest possible return, 1.
 # Random: mean of 10,000 episodes of uniformly random actions in EnvPool 1.2.5, as printed by
-# `python -m experiments.benchmark_analysis random --episodes 10000`.
+# `python -m experiments.benchmark_analysis random`.
 SOLVED: dict[str, tuple[float, float]] = {
     "CartPole-v1": (22.1, 475.0),
     "Acrobot-v1": (-498.9, -100.0),
     "Catch-v0": (-0.59, 1.0),
+    "FrozenLake-v1": (0.017, 0.7),
+    "LunarLander-v3": (-182.4, 200.0),
+    "MountainCar-v0": (-200.0, -110.0),
 }
 
 NORMALIZATIONS = ("human", "record")

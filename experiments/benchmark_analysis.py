@@ -277,7 +277,7 @@ _MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "reading": lambda args: measure_reading(args.runs, args.episodes or 100_000),
     "coverage": lambda args: measure_coverage(args.simulations or 1000, args.repetitions),
     "verdicts": lambda args: measure_verdicts(args.simulations or 200),
-    "random": lambda args: measure_random(args.episodes or 1000),
+    "random": lambda args: measure_random(args.episodes or 10_000),
 }
 
 
