@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import aggregates, bootstrap
+from analysis.quality import SHORT
 from analysis.references import normalize
 from analysis.scores import EPISODES, ordered_episodes, trailing_mean
 from analysis.tables import KEYS, Tables, split_runs
@@ -22,7 +23,8 @@ class Curves(NamedTuple):
       axis: `step` or `time`.
       grid: `[P]`, agent steps or seconds.
       values: `[N, P]`, the running mean of the returns; NaN before the first episode of a run and
-        beyond its end (a curve is never drawn on).
+        beyond its end: a curve is never drawn on, except for the last 2% of the grid, since runs
+        of one length stop a few steps apart (`quality.SHORT`; shorter ones are named there).
       runs: the keys of the N runs.
     """
 
@@ -87,7 +89,7 @@ def run_curves(
     for row, ((_, run), end) in enumerate(zip(runs, ends, strict=True)):
         at, returns, counts = ordered_episodes(run, column)
         curve = smooth(at, returns, grid, window, counts)
-        values[row] = np.where(grid <= end * (1 + 1e-9), curve, np.nan)
+        values[row] = np.where(grid * SHORT <= end, curve, np.nan)
     return Curves(axis, grid, values, pd.DataFrame([key for key, _ in runs], columns=KEYS))
 
 

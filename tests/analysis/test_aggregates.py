@@ -56,6 +56,15 @@ def test_profile_equals_rliable():
     taus = np.linspace(0, 8, 41)
     ours = aggregates.profile(columns(scores), taus)
     np.testing.assert_allclose(ours, library.score_distributions(scores, taus), atol=1e-12)
+    # a score at the threshold is not above it
+    assert aggregates.profile([np.array([1.0, 2.0])], np.array([1.0, 2.0])).tolist() == [0.5, 0]
+
+
+def test_profile_of_replicates_and_of_unequal_numbers():
+    scores = [np.array([1.0, 2.0, 3.0]), np.array([0.0])]
+    assert aggregates.profile(scores, np.array([1.5])) == pytest.approx([(2 / 3 + 0) / 2])
+    counts = np.array([[3], [0], [0], [1]], dtype=np.uint8)  # the first run three times
+    assert aggregates.profile(scores, np.array([0.5, 1.5]), counts)[:, 0].tolist() == [0.5, 0]
 
 
 def test_probability_of_improvement_equals_rliable():

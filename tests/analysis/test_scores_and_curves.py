@@ -58,6 +58,8 @@ def test_required_time_is_when_the_running_mean_reaches_the_target():
     assert scores.time_to_reach(times, returns, 5.0) == 150
     assert scores.time_to_reach(times, returns, 10.0) == 200
     assert scores.time_to_reach(times, returns, 10.1) == np.inf
+    # a lucky first episode is no running mean of 100
+    assert scores.time_to_reach(times, np.concatenate([[500.0], returns[1:]]), 5.0) == 100
 
 
 def test_hts_metrics_use_the_fastest_run_as_time_limit(write_run, tmp_path):
@@ -103,6 +105,14 @@ def test_runs_of_unequal_length_share_a_grid(write_run, tmp_path):
     table = curves.curve_table(read_records([tmp_path]), points=10)
     assert table["value"].notna().tolist() == [True] * 5 + [False] * 5
     assert (table["runs"] == 2).all()
+
+
+def test_runs_that_stop_a_few_steps_apart_have_a_last_point(write_run, tmp_path):
+    write_run(seed=1, total_steps=1000)
+    write_run(seed=2, total_steps=990)
+    write_run(seed=3, total_steps=970)
+    result = curves.run_curves(read_records([tmp_path]), points=10)
+    assert np.isfinite(result.values[:, -1]).tolist() == [True, True, False]
 
 
 def test_bands_hold_the_curve_and_narrow_with_runs():
