@@ -197,13 +197,14 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
             Cell(f"{one.compared:,}", one.compared),
             Cell(one.difference or NOTHING),
             Cell(one.curves, one.curves, tones.get(one.curves, "")),
-            Cell(one.note or NOTHING),
+            *([Cell(one.note or NOTHING)] if any(each.note for each in verdicts) else []),
         )
         for one in verdicts
     ]
     columns = ("system", "settings", "bits", "pairs that agree", "fingerprints compared")
     numeric = frozenset(columns[3:])
-    return Grid((*columns, "first difference", "learning curves", "note"), numeric, rows)
+    further = ("first difference", "learning curves", "note")
+    return Grid((*columns, *further)[: len(rows[0]) if rows else None], numeric, rows)
 
 
 def pair_grid(pairs: pd.DataFrame) -> Grid:
@@ -437,9 +438,10 @@ def summary_sentences(
             f"With {count} {'seed' if most == 1 else 'seeds'} per result the intervals are too "
             "narrow to be trusted as such: read them as the spread of the seeds."
         )
-    sentences.append(
-        f"{problems} problems with the data." if problems else "No problem with the data was found."
+    count = (
+        "No problem" if not problems else "1 problem" if problems == 1 else f"{problems} problems"
     )
+    sentences.append(f"{count} with the data {'was' if problems < 2 else 'were'} found.")
     return sentences
 
 
