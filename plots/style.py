@@ -185,6 +185,8 @@ def save(figure: Figure, folder: Path, name: str) -> Saved:
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     with mpl.rc_context(RC):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the layout is done: both files get the same one
         figure.savefig(png, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None, "Creator": None})
     width, height = figure.get_size_inches()
