@@ -30,23 +30,27 @@ def main(argv: Sequence[str] | None = None) -> int:
       128 + the number of the signal that stopped it.
     """
     options = _parser().parse_args(argv)
-    runs_dir = Path(options.runs_dir)
     try:
-        path = find_study(options.study)
-        study = load_study(path)
-        systems.check_systems(study.runs)
-        directory = runs_dir / study.name
-        console = display.make_console()
-        if options.dry_run:
-            statuses = inspect_all(study, runs_dir, state.is_locked(directory))
-            runs = to_start(study, statuses, options.retry)
-            display.show_plan(console, study, statuses, runs, runs_dir)
-            return 0
-        directory.mkdir(parents=True, exist_ok=True)
+        return _launch(options)
     except StudyError as error:
         return _bad_input(str(error))
     except OSError as error:
         return _bad_input(f"{error.filename}: {error.strerror}")
+
+
+def _launch(options: argparse.Namespace) -> int:
+    path = find_study(options.study)
+    study = load_study(path)
+    systems.check_systems(study.runs)
+    runs_dir = Path(options.runs_dir)
+    directory = runs_dir / study.name
+    console = display.make_console()
+    if options.dry_run:
+        statuses = inspect_all(study, runs_dir, state.is_locked(directory))
+        runs = to_start(study, statuses, options.retry)
+        display.show_plan(console, study, statuses, runs, runs_dir)
+        return 0
+    directory.mkdir(parents=True, exist_ok=True)
     with _stop_flag() as stopped:
         with _locked(console, directory, stopped) as lock:
             if lock is not None:
@@ -159,10 +163,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def _bad_input(message: str) -> int:

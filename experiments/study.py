@@ -119,7 +119,7 @@ def load_study(path: Path) -> Study:
         path, "the study", data, {"title": str, "question": str, "settings": dict, "runs": list}
     )
     settings = {name: _setting(path, name, fields) for name, fields in data["settings"].items()}
-    name = path.stem if path.stem != "study" else path.parent.name
+    name = path.stem if path.stem != "study" else path.resolve().parent.name
     runs = tuple(run for block in data["runs"] for run in _block_runs(path, name, settings, block))
     twice = [run for run, count in Counter(run.name for run in runs).items() if count > 1]
     if twice:
