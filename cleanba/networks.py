@@ -2,11 +2,6 @@
 
 Each is a Flax module from a batch of observations to the logits of a categorical policy and a
 value. Images come as EnvPool gives them, uint8 [B, stack, height, width].
-
-On a CPU, XLA's own gradients of strided convolutions and of max-pooling are slow, so both are
-written here as operations whose gradients are fast: a strided convolution as space-to-depth and a
-matrix product, max-pooling as a maximum of shifted slices. Tests hold them to `flax.linen.Conv`
-and `flax.linen.max_pool`; `make bench` shows what they bring.
 """
 
 from collections.abc import Sequence
@@ -17,63 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.initializers import constant, orthogonal
 
+from cleanba.convolutions import max_pool_3x3_stride_2, strided_conv
+
 NETWORKS = ("resnet", "nature", "mlp")
 
 
-def space_to_depth_patches(x: jax.Array, kernel_size: int, stride: int) -> jax.Array:
-    """Cut images into the patches that a strided convolution without padding looks at.
-
-    Args:
-      x: images [B, H, W, C] of any type.
-      kernel_size: side of the kernel, a multiple of the stride.
-      stride: step between patches.
-
-    Returns:
-      Patches [B, H', W', kernel_size * kernel_size * C]: first the blocks of the kernel (row, then
-      column), in each its pixels (row, column, channel).
-    """
-    batch, height, width, channels = x.shape
-    blocks, rows, columns = kernel_size // stride, height // stride, width // stride
-    x = x[:, : rows * stride, : columns * stride]
-    x = x.reshape(batch, rows, stride, columns, stride, channels).transpose(0, 1, 3, 2, 4, 5)
-    x = x.reshape(batch, rows, columns, stride * stride * channels)
-    out_rows, out_columns = rows - blocks + 1, columns - blocks + 1
-    shifted = [
-        x[:, i : i + out_rows, j : j + out_columns] for i in range(blocks) for j in range(blocks)
-    ]
-    return jnp.concatenate(shifted, axis=-1)
-
-
-def max_pool_3x3_stride_2(x: jax.Array) -> jax.Array:
-    """Max-pool with a 3x3 window, stride 2 and padding SAME.
-
-    Args:
-      x: images [B, H, W, C].
-
-    Returns:
-      Images [B, ceil(H / 2), ceil(W / 2), C].
-    """
-
-    def pool(x: jax.Array, axis: int) -> jax.Array:
-        size = x.shape[axis]
-        out = (size + 1) // 2
-        total = (out - 1) * 2 + 3 - size
-        padding = [(0, 0)] * x.ndim
-        padding[axis] = (total // 2, total - total // 2)
-        x = jnp.pad(x, padding, constant_values=-jnp.inf)
-        first, second, third = (
-            jax.lax.slice_in_dim(x, k, k + (out - 1) * 2 + 1, stride=2, axis=axis) for k in range(3)
-        )
-        return jnp.maximum(jnp.maximum(first, second), third)
-
-    return pool(pool(x, axis=1), axis=2)
-
-
 class StridedConv(nn.Module):
-    """A convolution without padding, as one matrix product over space-to-depth patches.
+    """A convolution without padding, see `convolutions.strided_conv`.
 
-    Its kernel has the shape of `flax.linen.Conv`'s, [k, k, C, features], so that parameters can be
-    exchanged between the two.
+    Its parameters have the names and shapes of `flax.linen.Conv`'s, and can be exchanged with them.
     """
 
     features: int
@@ -83,17 +30,10 @@ class StridedConv(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, scale: float = 1.0) -> jax.Array:
         """Convolve x [B, H, W, C] of any type, each pixel multiplied by `scale`."""
-        k, s = self.kernel_size, self.stride
-        channels = x.shape[-1]
-        kernel = self.param("kernel", orthogonal(np.sqrt(2)), (k, k, channels, self.features))
+        shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", orthogonal(np.sqrt(2)), shape)
         bias = self.param("bias", constant(0.0), (self.features,))
-        patches = space_to_depth_patches(x, k, s)  # while x is still small: uint8
-        blocks = k // s
-        matrix = kernel.reshape(blocks, s, blocks, s, channels, self.features)
-        matrix = matrix.transpose(0, 2, 1, 3, 4, 5).reshape(-1, self.features)
-        batch, rows, columns, width = patches.shape
-        out = patches.reshape(-1, width).astype(jnp.float32) @ (matrix * scale) + bias
-        return out.reshape(batch, rows, columns, self.features)
+        return strided_conv(x, kernel * scale, self.stride) + bias
 
 
 class ResidualBlock(nn.Module):

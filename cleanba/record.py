@@ -241,12 +241,11 @@ def check_writable(directory: Path, overwrite: bool) -> None:
         raise RecordError(f"{directory} already holds a run: --overwrite deletes it")
 
 
-def _parse(raw: bytes) -> Any:
-    """Parse a line of JSON: with orjson, four times as fast, or else (NaN) as Python would."""
+def _parse(raw: bytes, path: Path, number: int) -> Any:
     try:
-        return orjson.loads(raw)
-    except ValueError:
         return json.loads(raw)
+    except ValueError as error:
+        raise RecordError(f"{path}, line {number}: not JSON ({error})") from None
 
 
 @dataclass
@@ -278,15 +277,13 @@ class Run:
         torn = raw_lines.pop()  # what follows the last newline: empty unless the writer was killed
         if torn:
             self._report(f"{path.name}: torn last line left out")
-        rows = []
-        for number, raw in enumerate(raw_lines, start=1):
-            try:
-                row = _parse(raw)
-            except ValueError as error:
-                raise RecordError(f"{path}, line {number}: not JSON ({error})") from None
+        try:
+            rows = [orjson.loads(raw) for raw in raw_lines]
+        except ValueError:  # damage, or what only Python's reader knows (NaN): line by line
+            rows = [_parse(raw, path, number) for number, raw in enumerate(raw_lines, start=1)]
+        for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict):
                 raise RecordError(f"{path}, line {number}: not a JSON object")
-            rows.append(row)
         return rows
 
     def _report(self, problem: str) -> None:

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = [
     "--env-id", "CartPole-v1", "--total-timesteps", "2048", "--num-envs", "8",
-    "--num-env-groups", "4", "--num-steps", "16", "--no-progress", "--fingerprint-every", "1",
+    "--num-env-groups", "4", "--num-steps", "16", "--num-minibatches", "2", "--no-progress",
+    "--fingerprint-every", "1",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The architecture keeps table 1 of the paper, and whatever goes wrong ends it at once."""
 
+import itertools
 import threading
 import time
 
@@ -102,7 +103,7 @@ def test_a_rollout_begins_with_the_observation_that_the_last_one_ended_with():
     history = run(concurrency=True, threads=1)
     times = [np.asarray(rollouts[0].groups[0].obs)[:, 0, 0] for rollouts in history]
     np.testing.assert_array_equal(times[0], [0, 1, 2, 3])
-    for before, after in zip(times, times[1:], strict=False):
+    for before, after in itertools.pairwise(times):
         assert before[-1] == after[0]
         assert len(after) == STEPS + 1
 

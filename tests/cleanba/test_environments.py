@@ -56,11 +56,7 @@ def test_episode_statistics_leave_out_the_step_that_resets():
     statistics = EpisodeStatistics(2)
     done = np.array([[0, 0], [1, 0], [0, 0], [0, 1], [1, 0]], bool)
     rewards = np.array([[1, 1], [1, 1], [9, 1], [1, 1], [1, 9]], float)
-    found = [
-        (t, *episode)
-        for t in range(5)
-        for episode in statistics.step(rewards[t], done[t])
-    ]
+    found = [(t, *episode) for t in range(5) for episode in statistics.step(rewards[t], done[t])]
     # environment 0: two steps, a reset (reward 9 ignored), two steps
     assert found == [(1, 0, 2.0, 2), (3, 1, 4.0, 4), (4, 0, 2.0, 2)]
 

@@ -35,8 +35,7 @@ def split(rollout, groups):
     """Cut a rollout into groups of environments."""
     size = ENVS // groups
     return [
-        jax.tree.map(lambda x, g=g: x[:, g * size : (g + 1) * size], rollout)
-        for g in range(groups)
+        jax.tree.map(lambda x, g=g: x[:, g * size : (g + 1) * size], rollout) for g in range(groups)
     ]
 
 
@@ -140,12 +139,15 @@ def test_a_fingerprint_sees_every_bit_name_and_shape():
     assert original == fingerprint({"b": params["b"], "a": params["a"].copy()})
     flipped = params["a"].copy()
     flipped.view(np.uint32)[2] ^= 1
-    assert len(
-        {
-            original,
-            fingerprint(params | {"a": flipped}),
-            fingerprint({"x": params["a"], "b": params["b"]}),
-            fingerprint(params | {"a": params["a"].reshape(2, 2)}),
-            fingerprint(params | {"a": params["a"].view(np.int32)}),
-        }
-    ) == 5
+    assert (
+        len(
+            {
+                original,
+                fingerprint(params | {"a": flipped}),
+                fingerprint({"x": params["a"], "b": params["b"]}),
+                fingerprint(params | {"a": params["a"].reshape(2, 2)}),
+                fingerprint(params | {"a": params["a"].view(np.int32)}),
+            }
+        )
+        == 5
+    )

@@ -40,9 +40,7 @@ def test_generalized_advantages_agree_with_rlax():
         *(jnp.asarray(x, jnp.float32) for x in (r_t, discount_t)), 0.95, jnp.float32(values)
     )
     for function in variants(ppo.generalized_advantages):
-        actual = function(
-            jnp.float32(r_t), jnp.float32(discount_t), 0.95, values[:-1], values[1:]
-        )
+        actual = function(jnp.float32(r_t), jnp.float32(discount_t), 0.95, values[:-1], values[1:])
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 

@@ -6,13 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cleanba.networks import (
-    StridedConv,
-    check_fits,
-    default_network,
-    make_network,
-    max_pool_3x3_stride_2,
-)
+from cleanba.convolutions import max_pool_3x3_stride_2
+from cleanba.networks import StridedConv, check_fits, default_network, make_network
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,10 @@ def test_max_pool_is_flax_max_pool(size):
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
     np.testing.assert_array_equal(max_pool_3x3_stride_2(x), reference(x))
-    ours, theirs = (jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (max_pool_3x3_stride_2, reference))
+    ours, theirs = (
+        jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x)
+        for f in (max_pool_3x3_stride_2, reference)
+    )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 

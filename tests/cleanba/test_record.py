@@ -77,7 +77,11 @@ def test_a_damaged_line_is_an_error_that_names_file_and_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ValueError("boom"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(143), "interrupted")],
+    [
+        (ValueError("boom"), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(143), "interrupted"),
+    ],
 )
 def test_an_exception_closes_the_record_with_its_status(tmp_path, error, status):
     with pytest.raises(type(error)), RunWriter(tmp_path / "run", HEADER):

@@ -176,7 +176,9 @@ groupwise.GroupExchange.spread = broken
 
 
 @pytest.mark.parametrize("concurrency", ["--concurrency", "--no-concurrency"])
-@pytest.mark.parametrize(("where", "patch"), [("an actor", ACTOR_FAILS), ("the learner", LEARNER_FAILS)])
+@pytest.mark.parametrize(
+    ("where", "patch"), [("an actor", ACTOR_FAILS), ("the learner", LEARNER_FAILS)]
+)
 def test_a_failure_in_any_thread_ends_the_run_with_that_error(train, where, patch, concurrency):
     command = train.command("ppo", concurrency)
     command[1:2] = ["-c", FAILING.format(patch=patch)]
@@ -219,7 +221,7 @@ python cleanba/cleanba_ppo.py --actor-device-ids 0 --learner-device-ids 1 2 --lo
 python cleanba/cleanba_ppo.py --actor-device-ids 0 --learner-device-ids 1 2 3
 python cleanba/cleanba_ppo.py --actor-device-ids 0 --learner-device-ids 1 2 3 4 --local-num-envs 60
 python cleanba/cleanba_ppo.py --actor-device-ids 0 --learner-device-ids 1 2 3 4 5 6 --local-num-envs 60
-python cleanba/cleanba_ppo.py --learner-device-ids 1 2 3 --local-num-envs 60 --track --save-model --upload-model
+python cleanba/cleanba_ppo.py --distributed --learner-device-ids 1 2 3 --local-num-envs 60 --track --upload-model
 """,
     re.MULTILINE,
 )
@@ -312,7 +314,13 @@ def test_memory_does_not_grow_with_steps(train):
 
 
 def test_a_saved_model_is_evaluated_and_filmed(train):
-    folder = train("impala", "--save-model", "--capture-video", "--track", env={"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    folder = train(
+        "impala",
+        "--save-model",
+        "--capture-video",
+        "--track",
+        env={"WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+    )
     assert (folder / "videos" / "CartPole-v1.mp4").stat().st_size > 1000
     assert list(train.runs_dir.glob("wandb/offline-run-*"))
     evaluate = [sys.executable, "-m", "cleanba.evaluate"]

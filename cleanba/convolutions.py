@@ -1,0 +1,132 @@
+"""Convolutions and pooling whose gradients XLA computes fast on a CPU.
+
+XLA's own gradients of strided convolutions and of max-pooling are slow there, so these are written
+as matrix products and maxima of slices. Tests hold each of them, forward and backward, to Flax's;
+`make bench` shows the speed that they allow.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+def space_to_depth(x: jax.Array, block: int) -> jax.Array:
+    """Make every block of pixels one pixel with more channels.
+
+    Args:
+      x: images [B, H, W, C] of any type; rows and columns beyond a whole block are cut off.
+      block: side of a block.
+
+    Returns:
+      [B, H // block, W // block, block * block * C], channels in the order row, column, channel.
+    """
+    batch, height, width, channels = x.shape
+    rows, columns = height // block, width // block
+    x = x[:, : rows * block, : columns * block]
+    x = x.reshape(batch, rows, block, columns, block, channels).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(batch, rows, columns, block * block * channels)
+
+
+def _shifts(kernel_size: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(kernel_size) for j in range(kernel_size)]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def project_and_shift(x: jax.Array, matrix: jax.Array, kernel_size: int) -> jax.Array:
+    """Convolve without padding and with stride 1, as one matrix product and a sum of shifts.
+
+    For a k x k kernel it projects every pixel to k * k maps and adds them, each shifted to where its
+    element of the kernel looks: cheaper than cutting patches where k is small and C large.
+
+    Args:
+      x: images [B, H, W, C].
+      matrix: the kernel as [C, k * k * F], columns in the order of the kernel's rows and columns.
+      kernel_size: k.
+
+    Returns:
+      Images [B, H - k + 1, W - k + 1, F].
+    """
+    batch, height, width, channels = x.shape
+    rows, columns = height - kernel_size + 1, width - kernel_size + 1
+    maps = (x.reshape(-1, channels) @ matrix).reshape(batch, height, width, kernel_size**2, -1)
+    return sum(
+        maps[:, i : i + rows, j : j + columns, k] for k, (i, j) in enumerate(_shifts(kernel_size))
+    )
+
+
+def _project_and_shift_forward(x: jax.Array, matrix: jax.Array, kernel_size: int):
+    return project_and_shift(x, matrix, kernel_size), (x, matrix)
+
+
+def _project_and_shift_backward(kernel_size: int, residuals: tuple, gradient: jax.Array):
+    x, matrix = residuals
+    last = kernel_size - 1
+    # One concatenation, where differentiating the forward pass would pad and add k * k times.
+    maps = jnp.concatenate(
+        [
+            jnp.pad(gradient, ((0, 0), (i, last - i), (j, last - j), (0, 0)))
+            for i, j in _shifts(kernel_size)
+        ],
+        axis=-1,
+    ).reshape(-1, matrix.shape[1])
+    # The barrier makes XLA transpose the smaller operand in memory: its product with a transposed
+    # view is three times slower on a CPU.
+    x_transposed = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
+    return (maps @ matrix.T).reshape(x.shape), x_transposed @ maps
+
+
+project_and_shift.defvjp(_project_and_shift_forward, _project_and_shift_backward)
+
+
+def strided_conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """Convolve without padding, the stride dividing the kernel's size.
+
+    Args:
+      x: images [B, H, W, C] of any type.
+      kernel: [k, k, C, F], as Flax has it.
+      stride: divides k. More than 1: blocks of pixels become channels first. 1: patches are cut.
+
+    Returns:
+      Images [B, H', W', F], float32.
+    """
+    size, _, channels, features = kernel.shape
+    blocks = size // stride
+    x = space_to_depth(x, stride).astype(jnp.float32)
+    if stride > 1:
+        matrix = kernel.reshape(blocks, stride, blocks, stride, channels, features)
+        matrix = matrix.transpose(1, 3, 4, 0, 2, 5).reshape(stride * stride * channels, -1)
+        return project_and_shift(x, matrix, blocks)
+    batch, height, width, _ = x.shape
+    rows, columns = height - size + 1, width - size + 1
+    patches = jnp.concatenate(
+        [x[:, i : i + rows, j : j + columns] for i, j in _shifts(size)], axis=-1
+    )
+    matrix = kernel.reshape(-1, features)
+    out = patches.reshape(-1, matrix.shape[0]) @ matrix
+    return out.reshape(batch, rows, columns, features)
+
+
+def max_pool_3x3_stride_2(x: jax.Array) -> jax.Array:
+    """Max-pool with a 3x3 window, stride 2 and padding SAME.
+
+    Args:
+      x: images [B, H, W, C].
+
+    Returns:
+      Images [B, ceil(H / 2), ceil(W / 2), C].
+    """
+
+    def pool(x: jax.Array, axis: int) -> jax.Array:
+        size = x.shape[axis]
+        out = (size + 1) // 2
+        total = (out - 1) * 2 + 3 - size
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (total // 2, total - total // 2)
+        x = jnp.pad(x, padding, constant_values=-jnp.inf)
+        first, second, third = (
+            jax.lax.slice_in_dim(x, k, k + (out - 1) * 2 + 1, stride=2, axis=axis) for k in range(3)
+        )
+        return jnp.maximum(jnp.maximum(first, second), third)
+
+    return pool(pool(x, axis=1), axis=2)
