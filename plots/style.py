@@ -63,6 +63,9 @@ SETTING_STYLES = (
 )
 
 
+ONLY_SETTING = SettingStyle("-", 1.8, 1.0, True, "")  # nothing to be drawn beneath
+
+
 class Look(NamedTuple):
     """Which colour means which system, and which line which setting, on every figure of a page."""
 
@@ -79,6 +82,8 @@ class Look(NamedTuple):
 
     def setting(self, setting: str) -> SettingStyle:
         """Return the style of a hardware setting."""
+        if len(self.settings) == 1:
+            return ONLY_SETTING
         return SETTING_STYLES[self.settings.index(setting) % len(SETTING_STYLES)]
 
 
