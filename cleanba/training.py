@@ -110,7 +110,7 @@ def resolve_num_envs(
       default: used when neither is given.
 
     Raises:
-      BadInput: if both are given and disagree, or are not positive.
+      ValueError: with one line, if both are given and disagree, or are not positive.
     """
     _, processes = placement.slurm_processes(hardware)
     if local_num_envs is None:
@@ -119,12 +119,12 @@ def resolve_num_envs(
         threads = hardware.num_actor_threads * len(hardware.actor_device_ids) * processes
         total = local_num_envs * threads
         if num_envs not in (None, total):
-            raise BadInput(
+            raise ValueError(
                 f"--local-num-envs {local_num_envs} on {threads} actor threads makes {total} "
                 f"environments, but --num-envs says {num_envs}: give one of them"
             )
     if total < 1:
-        raise BadInput(f"--num-envs {total}: must be 1 or more")
+        raise ValueError(f"--num-envs {total}: must be 1 or more")
     return total
 
 
@@ -156,15 +156,24 @@ def prepare(
     Raises:
       BadInput: with one line.
     """
+    try:
+        return _checked(args, name, default_num_envs, units_per_env, images_per_unit)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
+def _checked(
+    args: CommonArgs, name: str, default_num_envs: int, units_per_env: int, images_per_unit: int
+) -> Setup:
     for flag in ("num_steps", "num_minibatches"):
         if getattr(args, flag) < 1:
-            raise BadInput(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be 1 or more")
+            raise ValueError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be 1 or more")
     if args.run.fingerprint_every < 1 or args.run.log_frequency < 1:
-        raise BadInput("--fingerprint-every and --log-frequency must be 1 or more")
+        raise ValueError("--fingerprint-every and --log-frequency must be 1 or more")
     num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
     batch_size = num_envs * args.num_steps
     if args.total_timesteps < batch_size:
-        raise BadInput(
+        raise ValueError(
             f"--total-timesteps {args.total_timesteps}: one update learns from {batch_size} steps "
             f"({num_envs} environments x {args.num_steps} steps)"
         )
@@ -172,38 +181,35 @@ def prepare(
         num_envs, units_per_env, args.num_minibatches
     )
     if groups < 1 or num_envs % groups:
-        raise BadInput(f"--num-env-groups {groups}: must divide the {num_envs} environments")
+        raise ValueError(f"--num-env-groups {groups}: must divide the {num_envs} environments")
     group_units = num_envs // groups * units_per_env
     if group_units % args.num_minibatches:
         what = "environments" if units_per_env == 1 else "transitions"
-        raise BadInput(
+        raise ValueError(
             f"--num-minibatches {args.num_minibatches}: must divide the {group_units} {what} of a "
             f"group ({num_envs} environments in {groups} groups)"
         )
-    try:
-        process, num_processes = placement.slurm_processes(args.hardware)
-        layout = placement.plan(args.hardware, groups, process, num_processes)
-        env_seeds(args.seed, 0, num_envs)
-        check_env_id(args.env_id)
-        system = name if args.concurrency else f"{name}-sync"
-        setting = args.run.setting or placement.setting_name(args.hardware, num_processes)
-        folder = run_name(system, setting, args.env_id, args.seed)
-        directory = Path(args.run.runs_dir) / args.run.study / folder
-        if process == 0:
-            check_writable(directory, args.run.overwrite)
-        spec = describe_env(args.env_id, args.atari_preprocessing)
-        network_name = args.network
-        if network_name == "auto":
-            network_name = default_network(spec.obs_shape)
-        check_fits(network_name, spec.obs_shape)
-        network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
-        placement.start_jax(args.hardware)
-        minibatch_size = group_units // args.num_minibatches
-        microbatch_size = choose_microbatch_size(
-            args.microbatch_size, minibatch_size, images_per_unit, spec
-        )
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    process, num_processes = placement.slurm_processes(args.hardware)
+    layout = placement.plan(args.hardware, groups, process, num_processes)
+    env_seeds(args.seed, 0, num_envs)
+    check_env_id(args.env_id)
+    system = name if args.concurrency else f"{name}-sync"
+    setting = args.run.setting or placement.setting_name(args.hardware, num_processes)
+    folder = run_name(system, setting, args.env_id, args.seed)
+    directory = Path(args.run.runs_dir) / args.run.study / folder
+    if process == 0:
+        check_writable(directory, args.run.overwrite)
+    spec = describe_env(args.env_id, args.atari_preprocessing)
+    network_name = args.network
+    if network_name == "auto":
+        network_name = default_network(spec.obs_shape)
+    check_fits(network_name, spec.obs_shape)
+    network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
+    placement.start_jax(args.hardware)
+    minibatch_size = group_units // args.num_minibatches
+    microbatch_size = choose_microbatch_size(
+        args.microbatch_size, minibatch_size, images_per_unit, spec
+    )
     hyperparameters = {
         k: v for k, v in asdict(args).items() if k not in ("hardware", "run", "local_num_envs")
     } | {
