@@ -69,8 +69,8 @@ def predictions(tables: Tables) -> pd.DataFrame:
       `changes_by_actors`: actors / rollouts per batch. Where actors never wait, all A of them
         finish one rollout in the time of one rollout, which makes A / B batches of B rollouts,
         and as many updates.
-      `changes_by_time`: mean rollout time / mean time between updates: as many updates happen
-        while a rollout is collected.
+      `changes_by_time`: rollout time / time between updates: as many updates happen while a rollout
+        is collected. Medians, since the first of each compiles.
       `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilisation rho that was
         measured: the share of the time in which the learner trains.
       NaN where a source does not record what is needed.
@@ -80,13 +80,13 @@ def predictions(tables: Tables) -> pd.DataFrame:
     for run in tables.runs.itertuples(index=False):
         config = run.hyperparameters if isinstance(run.hyperparameters, Mapping) else {}
         group = updates.get(run.run, pd.DataFrame())
-        between = _mean_interval(group)
+        between = _median_interval(group)
         rows.append(
             {
                 **{name: getattr(run, name) for name in KEYS},
                 "changes_by_actors": _number(config, "num_actors") / _number(config, "batch_size"),
-                "changes_by_time": _mean(group, "rollout_time") / between,
-                "latency_mm1": _latency(_mean(group, "training_time") / between),
+                "changes_by_time": _median(group, "rollout_time") / between,
+                "latency_mm1": _latency(_median(group, "training_time") / between),
             }
         )
     names = ["changes_by_actors", "changes_by_time", "latency_mm1"]
@@ -100,13 +100,13 @@ def _number(config: Mapping[str, Any], name: str) -> float:
         return np.nan
 
 
-def _mean(updates: pd.DataFrame, name: str) -> float:
-    return float(updates[name].mean()) if name in updates else np.nan
+def _median(updates: pd.DataFrame, name: str) -> float:
+    return float(updates[name].median()) if name in updates else np.nan
 
 
-def _mean_interval(updates: pd.DataFrame) -> float:
+def _median_interval(updates: pd.DataFrame) -> float:
     times = updates["wall_time"].dropna().to_numpy() if "wall_time" in updates else np.empty(0)
-    return float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else np.nan
+    return float(np.median(np.diff(times))) if len(times) > 1 else np.nan
 
 
 def _latency(utilisation: float) -> float:

@@ -64,5 +64,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (float, np.floating)):
+        if math.isinf(value):
+            return str(value)
         return f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"
     return str(value)

@@ -388,7 +388,7 @@ def _judge(
         options["alpha"],
         seed=options["seed"],
     )
-    fewest = min(len(c) for side in (first, second) for c in side.values())
+    fewest = min(len(side[env]) for side in (first, second) for env in shared)
     if fewest < bootstrap.FEW_RUNS:
         notes.append(f"{fewest} runs per environment and setting")
     return {

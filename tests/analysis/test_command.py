@@ -109,6 +109,12 @@ def test_hts_metrics(study, capsys):
     assert all(row["required_time_100"] is None for row in rows)
 
 
+def test_what_is_never_reached_is_infinite_in_a_table(study, capsys):
+    code, out, _ = run(capsys, "aggregate", study, "--targets", "100")
+    assert code == 0
+    assert " inf" in out
+
+
 def test_strict_refuses(write_run, tmp_path, capsys):
     write_run(status="failed")
     assert run(capsys, "aggregate", tmp_path)[0] == 0
