@@ -72,9 +72,8 @@ def write_tensorboard(folder, tag="charts/episodic_return", steps=40, total=400,
     return folder
 
 
-def write_openrlbenchmark(root, run_id="abc", state="finished", rows=20):
-    """Write a run as openrlbenchmark does: with its own class, from a stand-in for W&B's run."""
-    cache = pytest.importorskip("openrlbenchmark.cache")
+def wandb_run(run_id="abc", state="finished", rows=20):
+    """Return a stand-in for a run of W&B's API."""
 
     class User:
         username, name = "someone", "Someone"
@@ -92,7 +91,13 @@ def write_openrlbenchmark(root, run_id="abc", state="finished", rows=20):
 
     run = Run()
     run.state = state
-    cache.CachedRun(run, cache_dir=str(root))
+    return run
+
+
+def write_openrlbenchmark(root, run_id="abc", state="finished"):
+    """Write a run as openrlbenchmark does: with its own class."""
+    cache = pytest.importorskip("openrlbenchmark.cache")
+    cache.CachedRun(wandb_run(run_id, state), cache_dir=str(root))
     return root / "openrlbenchmark" / "cleanRL"
 
 
@@ -263,6 +268,21 @@ def test_openrlbenchmark_offline_database(tmp_path):
     problems = quality.check(tables)["problem"].tolist()
     assert "not completed: W&B says 'crashed'" in problems
     assert any(p.startswith("doubled run: ppo, -, Breakout-v5, seed 7") for p in problems)
+
+
+def test_a_download_skips_runs_that_still_run(tmp_path, monkeypatch):
+    pytest.importorskip("openrlbenchmark.cache")
+    import wandb
+
+    class Api:
+        def runs(self, path):
+            assert path == "openrlbenchmark/cleanRL"
+            return [wandb_run("abc"), wandb_run("def", "running")]
+
+    monkeypatch.setattr(wandb, "Api", Api)
+    openrlbenchmark.download("openrlbenchmark", "cleanRL", tmp_path)
+    assert [folder.name for folder in openrlbenchmark.find(tmp_path)] == ["abc"]
+    assert len(openrlbenchmark.read([tmp_path]).curves) == 20
 
 
 def test_openrlbenchmark_index_names_what_was_not_downloaded(tmp_path):
