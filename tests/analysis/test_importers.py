@@ -10,6 +10,7 @@ from analysis import importers, lag, quality
 from analysis.importers import (
     cleanrl,
     moolib,
+    openrlbenchmark,
     rliable,
     score_tables,
     tensorboard,
