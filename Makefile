@@ -3,12 +3,14 @@
 PYTHON ?= python3.11
 RUNS ?= runs
 BIN := .venv/bin
+# make study ... RETRY=1 runs failed and interrupted runs again, and deletes what they left
+LAUNCH_FLAGS := $(if $(RETRY),--retry)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint format bench
+.PHONY: help setup quickstart study report lag test lint format bench
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: requirements.lock pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed (or say make PYTHON=...)"; exit 2; }
@@ -20,8 +22,17 @@ help: ## list the targets
 setup: .venv/installed ## install everything into .venv, from the lock file
 
 quickstart: .venv/installed ## train the quickstart study, and write reports/quickstart/
-	$(BIN)/python -m experiments.launch quickstart --runs-dir $(RUNS)
-	$(BIN)/python -m reports.build quickstart --runs $(RUNS)/quickstart --out reports/quickstart
+	@$(MAKE) --no-print-directory study STUDY=quickstart
+	@$(MAKE) --no-print-directory report STUDY=quickstart
+
+study: .venv/installed ## run a study: STUDY=quickstart [RETRY=1] [RUNS=runs]
+	$(BIN)/python -m experiments.launch $(STUDY) --runs-dir $(RUNS) $(LAUNCH_FLAGS)
+
+report: .venv/installed ## write the report of a study: STUDY=quickstart [RUNS=runs]
+	$(BIN)/python -m reports.build $(STUDY) --runs $(RUNS)/$(STUDY) --out reports/$(STUDY)
+
+lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
+	$(BIN)/python -m analysis lag $(RUN)
 
 test: .venv/installed lint ## run the linter and all tests
 	$(BIN)/python -m pytest
@@ -34,5 +45,8 @@ format: .venv/installed ## format the source
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/installed ## measure speed against the ceilings of this machine
-	$(BIN)/python -m experiments.benchmark --json runs/benchmark.json
+bench: .venv/installed ## measure speed: trainers against this machine's ceilings, analysis against rliable
+	$(BIN)/python -m experiments.benchmark --json $(RUNS)/benchmark.json
+	$(BIN)/python -m experiments.benchmark_analysis bootstrap
+	$(BIN)/python -m experiments.benchmark_analysis curves
+	$(BIN)/python -m experiments.benchmark_analysis reading

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,13 +216,23 @@ class RunWriter:
         """Close the record with the status that the exception, if any, calls for."""
         if error is None:
             self.close("completed")
-        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
-            self.close("interrupted", error)
+        elif isinstance(error, KeyboardInterrupt):
+            self.close("interrupted", "interrupted by SIGINT")
+        elif isinstance(error, SystemExit):
+            self.close("interrupted", f"interrupted by {_signal_name(error.code)}")
         else:
             self.close("failed", error)
 
     def _save_info(self) -> None:
         _replace_file(self.directory / "run.json", json.dumps(self.info, indent=2) + "\n")
+
+
+def _signal_name(exit_code: object) -> str:
+    """Name the signal behind an exit code of 128 and more, as shells and our trainers use them."""
+    try:
+        return signal.Signals(int(str(exit_code)) - 128).name
+    except ValueError:
+        return f"exit code {exit_code}"
 
 
 def check_writable(directory: Path, overwrite: bool) -> None:

@@ -76,19 +76,18 @@ def test_a_damaged_line_is_an_error_that_names_file_and_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("error", "status", "text"),
     [
-        (ValueError("boom"), "failed"),
-        (KeyboardInterrupt(), "interrupted"),
-        (SystemExit(143), "interrupted"),
+        (ValueError("boom"), "failed", "ValueError: boom"),
+        (KeyboardInterrupt(), "interrupted", "interrupted by SIGINT"),
+        (SystemExit(143), "interrupted", "interrupted by SIGTERM"),
     ],
 )
-def test_an_exception_closes_the_record_with_its_status(tmp_path, error, status):
+def test_an_exception_closes_the_record_with_its_status(tmp_path, error, status, text):
     with pytest.raises(type(error)), RunWriter(tmp_path / "run", HEADER):
         raise error
     info = read_run(tmp_path / "run").info
-    assert info["status"] == status
-    assert type(error).__name__ in info["error"]
+    assert (info["status"], info["error"]) == (status, text)
     assert info["ended"]
 
 
