@@ -134,7 +134,7 @@ class EnvGroup:
         """
         self.index = index
         self._envs = envs
-        self._num_envs = num_envs
+        self.num_envs = num_envs
         self._key = key
         self._act = act
         self._env_ids = np.arange(num_envs, dtype=np.int32)
@@ -145,11 +145,11 @@ class EnvGroup:
 
     def start_rollout(self, num_steps: int) -> None:
         """Make room for a rollout; it begins with the observation that the last one ended with."""
-        shape = (num_steps, self._num_envs)
+        shape = (num_steps, self.num_envs)
         # New memory for every rollout: the learner may still be reading the last one's, which on a
         # CPU it sees without a copy.
         self._obs_buffer = np.empty((num_steps + 1, *self._obs.shape), self._obs.dtype)
-        self._dones = np.empty((num_steps + 1, self._num_envs), bool)
+        self._dones = np.empty((num_steps + 1, self.num_envs), bool)
         self._actions = np.empty(shape, np.int32)
         self._rewards = np.empty(shape, np.float32)
         self._behaviour: list[Any] = []
@@ -267,7 +267,7 @@ class ActorThread(threading.Thread):
                     before = time.perf_counter()
                     for index, episode_return, length in group.receive(t - 1):
                         step = (first_step + t) * self._steps_per_env_step
-                        env_index = group.index * group._num_envs + index
+                        env_index = group.index * group.num_envs + index
                         finished.append((step, env_index, episode_return, length))
                     env_time += time.perf_counter() - before
                 if t < self._num_steps:

@@ -80,7 +80,7 @@ class Args:
     """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
     microbatch_size: int | None = None
     """Transitions of a group in one call of the gradient function. Part of the arithmetic, not of the
-    algorithm. By default up to 32 images on a CPU, else the group's whole part of a minibatch."""
+    algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
     hardware: Annotated[Hardware, tyro.conf.arg(name="")] = Hardware()
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
 

@@ -7,6 +7,7 @@ them in the same pairwise tree. So the layout decides only where something is co
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,14 +107,15 @@ class GroupExchange:
         gathered = self._all_gather(jax.tree.map(to_global, stacked))
         return self._unstack(jax.tree.map(lambda x: x.addressable_data(0), gathered))
 
-    def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Collect some bytes from every process, in the order of the processes."""
+    def gather_json(self, value: Any) -> list[Any]:
+        """Collect something that JSON can say from every process, in the order of the processes."""
         if self.layout.num_processes == 1:
-            return [payload]
+            return [value]
         from jax.experimental import multihost_utils
 
+        payload = json.dumps(value).encode()
         lengths = multihost_utils.process_allgather(np.array([len(payload)], np.int32)).ravel()
         padded = np.zeros(int(lengths.max()), np.uint8)
         padded[: len(payload)] = np.frombuffer(payload, np.uint8)
         rows = multihost_utils.process_allgather(padded).reshape(len(lengths), -1)
-        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+        return [json.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]

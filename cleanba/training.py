@@ -1,6 +1,6 @@
 """One run: wires the actors and the learner of a trainer to its record, progress bar and logs."""
 
-import json
+import os
 import platform
 import shlex
 import sys
@@ -283,7 +283,7 @@ def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, fa
     devices = jax.local_devices()
     env_threads = setup.args.hardware.envpool_threads
     if env_threads is None:
-        cores = len(placement.os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
         env_threads = min(cores, setup.group_size)
 
     def make_group(group: int, device: jax.Device) -> EnvGroup:
@@ -354,12 +354,14 @@ def train(
                 state, metrics = update(state, data, number)
                 metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
                 training_time = time.perf_counter() - before
+                if not np.isfinite(metrics["loss"]):
+                    raise FloatingPointError(f"the loss of update {number} is {metrics['loss']}")
                 learner_version = runner.version
                 runner.version += 1
                 runner.put_params(state.params)
                 now = time.perf_counter() - start
                 lines = _describe_rollouts(setup, rollouts, learner_version)
-                gathered = exchange.gather_bytes(json.dumps(lines).encode())
+                parts = exchange.gather_json(lines)
                 if log is not None:
                     log.write_update(
                         version=runner.version,
@@ -369,7 +371,7 @@ def train(
                         rollout_queue_get_time=get_time,
                         training_time=training_time,
                         params=state.params,
-                        rollouts=[json.loads(part) for part in gathered],
+                        parts=parts,
                         last=number == setup.num_updates,
                     )
                 last = now
@@ -468,18 +470,18 @@ class _RunLog:
         rollout_queue_get_time: float,
         training_time: float,
         params: Any,
-        rollouts: list[dict[str, Any]],
+        parts: list[dict[str, Any]],
         last: bool,
     ) -> None:
-        """Record one update and the rollouts that it learned from."""
+        """Record one update and the rollouts that it learned from, a part from each process."""
         setup = self._setup
         episodes = sorted(
-            (e for part in rollouts for e in part["episodes"]),
+            (e for part in parts for e in part["episodes"]),
             key=lambda e: (e["step"], e["env_index"]),
         )
         self._record.write("episodes", episodes)
-        self._record.write("rollouts", (line for part in rollouts for line in part["rollouts"]))
-        all_times = [times for part in rollouts for times in part["times"]]
+        self._record.write("rollouts", (line for part in parts for line in part["rollouts"]))
+        all_times = [times for part in parts for times in part["times"]]
         times = {k: sum(t[k] for t in all_times) / len(all_times) for k in all_times[0]}
         number = version - 1
         line = {
@@ -511,7 +513,7 @@ class _RunLog:
             waiting = (
                 "learner" if rollout_queue_get_time > times["params_queue_get_time"] else "actors"
             )
-            lag = number - rollouts[0]["rollouts"][0]["version_first"]
+            lag = number - parts[0]["rollouts"][0]["version_first"]
             mean = f"{np.mean(self._returns):.1f}" if self._returns else "none yet"
             self._bar.set_postfix_str(
                 f"return {mean}, lag {lag}, waiting: {waiting}", refresh=False
@@ -529,8 +531,6 @@ class _RunLog:
 
 
 def _start_wandb(setup: Setup) -> Any:
-    import os
-
     import wandb
 
     mode = os.environ.get("WANDB_MODE")

@@ -31,14 +31,14 @@ from cleanba.placement import XLA_CPU_POOL_SIZE
 
 
 class Case(NamedTuple):
-    """One trainer on one environment; 16 environments x 20 steps, 4 minibatches (PPO: 4 epochs)."""
+    """One trainer, 16 environments in one group x 20 steps, 4 minibatches (PPO: 4 epochs)."""
 
     name: str
     algorithm: str
     env_id: str
     network: str
     updates: int  # that the trainer is timed for, after the first 4
-    num_groups: int = 2
+    num_groups: int = 1
     num_envs: int = 16
     num_steps: int = 20
 

@@ -192,6 +192,14 @@ def test_a_failure_in_any_thread_ends_the_run_with_that_error(train, where, patc
     assert len(run.lines("updates")) < 16
 
 
+def test_a_loss_that_is_not_finite_ends_the_run(train):
+    assert "FloatingPointError: the loss of update" in train(
+        "ppo", "--learning-rate", "1e38", "--max-grad-norm", "1e30", code=1
+    )
+    (folder,) = [p.parent for p in train.runs_dir.glob("*/*/run.json")]
+    assert read_run(folder).info["status"] == "failed"
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
