@@ -94,6 +94,8 @@ def run_command_line(
       description: text of `--help`.
     """
     signal.signal(signal.SIGTERM, _on_sigterm)
+    # Shells start background jobs with SIGINT ignored; a launcher's SIGINT is to be heard there too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 0
     try:
         main(parse(args_class, sys.argv[1:], description))
