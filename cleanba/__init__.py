@@ -2,3 +2,6 @@
 
 Importing this package imports nothing heavy: `cleanba.record` is read by tools without jax.
 """
+
+# In every record. A run is resumed by the version that began it: another may compute other bits.
+__version__ = "0.2.0"

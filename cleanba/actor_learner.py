@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cleanba.environments import EpisodeStatistics
+from cleanba.actions import GroupDigest
+from cleanba.environments import Episode, EpisodeStatistics, play
 
-Act = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+Act = Callable[[Any, Any, Any, Any], tuple[Any, Any, Any]]
 
 
 class GroupRollout(NamedTuple):
@@ -54,6 +55,13 @@ class FinishedEpisode(NamedTuple):
     length: int
 
 
+class GroupTrace(NamedTuple):
+    """What is recorded of a group's rollout, so that it can be simulated again."""
+
+    actions: np.ndarray  # int32 [T, B]
+    digest: bytes  # of actions, unclipped rewards and ends of episodes since the start of the run
+
+
 class Rollout(NamedTuple):
     """What crosses a rollout queue: one rollout of every group of an actor thread."""
 
@@ -62,6 +70,7 @@ class Rollout(NamedTuple):
     version: int  # of the policy that collected all of it
     wall_time: float  # clock time when it was complete
     groups: dict[int, GroupRollout]  # on the learner device of each group
+    traces: dict[int, GroupTrace]
     episodes: list[FinishedEpisode]
     times: dict[str, float]  # seconds spent on it, by activity
 
@@ -120,7 +129,7 @@ class OneItemQueue:
 
 
 class EnvGroup:
-    """One environment group: its environments, its chain of keys, its fixed-shape inference call."""
+    """One environment group: its environments, its random key, its fixed-shape inference call."""
 
     def __init__(self, index: int, envs: Any, num_envs: int, key: jax.Array, act: Act):
         """Reset the environments.
@@ -129,19 +138,34 @@ class EnvGroup:
           index: index of the group in the run.
           envs: an EnvPool instance in synchronous mode with the gymnasium interface.
           num_envs: number of its environments, B.
-          key: first key of the group's chain, on the device that acts.
-          act: (params, obs [B, ...], key) -> (actions [B], behaviour, next key), compiled.
+          key: the group's random key, on the device that acts.
+          act: (params, obs [B, ...], key, step) -> (actions [B], behaviour, step + 1), compiled; its
+            randomness depends on the key and the step alone, so that a resumed run can go on.
         """
         self.index = index
         self._envs = envs
         self.num_envs = num_envs
         self._key = key
+        self._step: Any = np.int32(0)
         self._act = act
         self._env_ids = np.arange(num_envs, dtype=np.int32)
         self._statistics = EpisodeStatistics(num_envs)
+        self._digest = GroupDigest()
         self._envs.async_reset()
         self._obs = self._envs.recv()[0]
         self._done = np.zeros(num_envs, bool)
+
+    def replay(self, actions: np.ndarray) -> bytes:
+        """Go through a recorded rollout again, without a policy; return the digest so far.
+
+        Args:
+          actions: int32 [T, B].
+        """
+        self._obs, rewards, dones = play(self._envs, actions)
+        self._done = dones[-1]
+        self._step += np.int32(len(actions))
+        self._statistics.count(rewards, dones)
+        return self._digest.update(actions, rewards, dones)
 
     def start_rollout(self, num_steps: int) -> None:
         """Make room for a rollout; it begins with the observation that the last one ended with."""
@@ -151,32 +175,36 @@ class EnvGroup:
         self._obs_buffer = np.empty((num_steps + 1, *self._obs.shape), self._obs.dtype)
         self._dones = np.empty((num_steps + 1, self.num_envs), bool)
         self._actions = np.empty(shape, np.int32)
-        self._rewards = np.empty(shape, np.float32)
+        self._rewards = np.empty(shape, np.float32)  # as the agent learns from them
+        self._unclipped = np.empty(shape, np.float32)
         self._behaviour: list[Any] = []
         self._obs_buffer[0], self._dones[0] = self._obs, self._done
 
     def act(self, params: Any, t: int) -> None:
         """Choose the actions of step t and send them to the environments, which begin to step."""
-        actions, behaviour, self._key = self._act(params, self._obs, self._key)
+        actions, behaviour, self._step = self._act(params, self._obs, self._key, self._step)
         self._behaviour.append(behaviour)
         self._actions[t] = actions
         self._envs.send(self._actions[t], self._env_ids)
 
-    def receive(self, t: int) -> list[tuple[int, float, int]]:
-        """Wait for the environments to finish step t; return its episodes as (index, return, length)."""
+    def receive(self, t: int) -> None:
+        """Wait for the environments to finish step t."""
         self._obs, reward, terminated, truncated, info = self._envs.recv()
-        self._done = terminated | truncated
+        self._done = np.logical_or(terminated, truncated, out=self._dones[t + 1])
         self._rewards[t] = reward
-        self._obs_buffer[t + 1], self._dones[t + 1] = self._obs, self._done
-        return self._statistics.step(info.get("reward", reward), self._done)
+        self._unclipped[t] = info.get("reward", reward)
+        self._obs_buffer[t + 1] = self._obs
 
-    def finish_rollout(self, device: jax.Device) -> GroupRollout:
-        """Hand the rollout over, on the device of the group's learner."""
+    def finish_rollout(self, device: jax.Device) -> tuple[GroupRollout, GroupTrace, list[Episode]]:
+        """Hand the rollout over, on the device of the group's learner, with what is recorded of it."""
         behaviour = jax.tree.map(lambda *x: np.stack(x), *jax.device_get(self._behaviour))
         rollout = GroupRollout(
             self._obs_buffer, self._dones, self._actions, self._rewards, behaviour
         )
-        return jax.device_put(rollout, device)
+        dones = self._dones[1:]
+        digest = self._digest.update(self._actions, self._unclipped, dones)
+        episodes = self._statistics.count(self._unclipped, dones)
+        return jax.device_put(rollout, device), GroupTrace(self._actions, digest), episodes
 
     def close(self) -> None:
         """Free the environments."""
@@ -195,6 +223,7 @@ class ActorThread(threading.Thread):
         num_steps: int,
         steps_per_env_step: int,
         num_rollouts: int,
+        rollouts_done: int = 0,
         concurrency: bool,
         clock: Callable[[], float],
         failure: Failure,
@@ -207,7 +236,9 @@ class ActorThread(threading.Thread):
           learner_device: device of a group's learner, by group index.
           num_steps: length of a rollout, T.
           steps_per_env_step: environments of the whole run.
-          num_rollouts: how many rollouts to collect.
+          num_rollouts: how many rollouts the run has.
+          rollouts_done: how many of them the groups have been through when they are made (a resumed
+            run).
           concurrency: Cleanba architecture (skip the second fetch of parameters) or synchronous.
           clock: seconds since the run started.
           failure: where errors are reported.
@@ -221,6 +252,7 @@ class ActorThread(threading.Thread):
         self._num_steps = num_steps
         self._steps_per_env_step = steps_per_env_step
         self._num_rollouts = num_rollouts
+        self._rollouts_done = rollouts_done
         self._concurrency = concurrency
         self._clock = clock
         self._failure = failure
@@ -231,12 +263,14 @@ class ActorThread(threading.Thread):
         try:
             groups = self._make_groups()
             put_time = 0.0
-            for number in range(1, self._num_rollouts + 1):
+            first = self._rollouts_done + 1
+            for number in range(first, self._num_rollouts + 1):
                 get_time = 0.0
                 # The one skipped fetch of the Cleanba architecture: rollout 2 is collected with
                 # policy 1 while the learner makes policy 2, and from then on the actor stays
-                # exactly one version behind. Without the skip the two would take turns.
-                if not (self._concurrency and number == 2):
+                # exactly one version behind. Without the skip the two would take turns. A resumed
+                # run is sent that older policy again, so its first rollout fetches.
+                if not (self._concurrency and number == 2 and number > first):
                     (version, params), get_time = self.params_queue.get()
                 rollout = self._collect(groups, number, version, params)
                 rollout.times["params_queue_get_time"] = get_time
@@ -256,8 +290,6 @@ class ActorThread(threading.Thread):
         """Collect one rollout of every group, all with the same parameters."""
         start = time.perf_counter()
         env_time = inference_time = 0.0
-        first_step = (number - 1) * self._num_steps
-        finished: list[tuple[int, int, float, int]] = []
         for group in groups:
             group.start_rollout(self._num_steps)
         for t in range(self._num_steps + 1):
@@ -265,26 +297,28 @@ class ActorThread(threading.Thread):
                 # While this group's actions are computed, the other groups' environments step.
                 if t > 0:
                     before = time.perf_counter()
-                    for index, episode_return, length in group.receive(t - 1):
-                        step = (first_step + t) * self._steps_per_env_step
-                        env_index = group.index * group.num_envs + index
-                        finished.append((step, env_index, episode_return, length))
+                    group.receive(t - 1)
                     env_time += time.perf_counter() - before
                 if t < self._num_steps:
                     before = time.perf_counter()
                     group.act(params, t)
                     inference_time += time.perf_counter() - before
-        data = {
-            group.index: group.finish_rollout(self._learner_device(group.index)) for group in groups
-        }
+        data, traces, episodes = {}, {}, []
+        first_step = (number - 1) * self._num_steps
         now = self._clock()
+        for group in groups:
+            device = self._learner_device(group.index)
+            data[group.index], traces[group.index], ended = group.finish_rollout(device)
+            for t, index, episode_return, length in ended:
+                step = (first_step + t + 1) * self._steps_per_env_step
+                env_index = group.index * group.num_envs + index
+                episodes.append(FinishedEpisode(step, now, env_index, episode_return, length))
         times = {
             "rollout_time": time.perf_counter() - start,
             "env_time": env_time,
             "inference_time": inference_time,
         }
-        episodes = [FinishedEpisode(step, now, *rest) for step, *rest in finished]
-        return Rollout(self._thread, number, version, now, data, episodes, times)
+        return Rollout(self._thread, number, version, now, data, traces, episodes, times)
 
 
 class ActorLearner:
@@ -300,6 +334,7 @@ class ActorLearner:
         devices: Sequence[jax.Device],
         *,
         num_updates: int,
+        updates_done: int = 0,
         concurrency: bool,
         failure: Failure,
     ):
@@ -309,6 +344,7 @@ class ActorLearner:
           actors: actor threads, not started.
           devices: the device that each of them acts on.
           num_updates: updates of the learner; every actor collects as many rollouts.
+          updates_done: how many of them were made before (a resumed run).
           concurrency: Cleanba architecture or synchronous.
           failure: where the actors report errors.
         """
@@ -317,7 +353,7 @@ class ActorLearner:
         self._num_updates = num_updates
         self._concurrency = concurrency
         self._failure = failure
-        self.version = 1
+        self.version = updates_done + 1
 
     def __enter__(self) -> "ActorLearner":
         """Start the actors."""
@@ -364,12 +400,26 @@ class ActorLearner:
         # The rollout that would fetch version v is v when synchronous, v + 1 in the Cleanba
         # architecture (its second rollout does not fetch).
         lead = 1 if self._concurrency and self.version > 1 else 0
-        if self.version + lead > self._num_updates:
-            return
+        if self.version + lead <= self._num_updates:
+            self._send(self.version, params)
+
+    def resume_params(self, previous: Any, params: Any) -> None:
+        """Send the actors of a resumed run what they had when it was interrupted.
+
+        Args:
+          previous: parameters of the version before, which the Cleanba architecture collects its
+            next rollout with; not used when synchronous.
+          params: parameters of the current version.
+        """
+        if self._concurrency and self.version <= self._num_updates:
+            self._send(self.version - 1, previous)
+        self.put_params(params)
+
+    def _send(self, version: int, params: Any) -> None:
         on_device = {device: jax.device_put(params, device) for device in set(self._devices)}
         try:
             for actor, device in zip(self._actors, self._devices, strict=True):
-                actor.params_queue.put(Parameters(self.version, on_device[device]))
+                actor.params_queue.put(Parameters(version, on_device[device]))
         except Stopped:
             assert self._failure.error is not None
             raise self._failure.error from None

@@ -83,6 +83,9 @@ class Args:
     microbatch_size: int | None = None
     """Environments of a group in one call of the gradient function. Part of the arithmetic, not of the
     algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
+    xla_cpu_pool_size: int = 8
+    """Threads of XLA on a CPU, whatever its cores: convolutions and matrix products are split by it, so
+    it is part of the arithmetic. The largest number of devices that a CPU can pretend to be."""
     hardware: Annotated[Hardware, tyro.conf.arg(name="")] = Hardware()
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
 
@@ -98,13 +101,15 @@ class Losses(NamedTuple):
 
 
 def make_act(network: Any) -> Act:
-    """Return the compiled inference call: (params, obs [B, ...], key) to (actions [B], logits, key)."""
+    """Return the compiled inference call, from (params, obs, key, step) to (actions, logits, step + 1)."""
 
     @jax.jit
-    def act(params: Any, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        key, action_key = jax.random.split(key)
+    def act(
+        params: Any, obs: jax.Array, key: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits, _ = network.apply(params, obs)
-        return jax.random.categorical(action_key, logits).astype(jnp.int32), logits, key
+        action = jax.random.categorical(jax.random.fold_in(key, step), logits).astype(jnp.int32)
+        return action, logits, step + 1
 
     return act
 

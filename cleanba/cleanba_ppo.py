@@ -81,6 +81,9 @@ class Args:
     microbatch_size: int | None = None
     """Transitions of a group in one call of the gradient function. Part of the arithmetic, not of the
     algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
+    xla_cpu_pool_size: int = 8
+    """Threads of XLA on a CPU, whatever its cores: convolutions and matrix products are split by it, so
+    it is part of the arithmetic. The largest number of devices that a CPU can pretend to be."""
     hardware: Annotated[Hardware, tyro.conf.arg(name="")] = Hardware()
     run: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
 
@@ -124,15 +127,16 @@ class Losses(NamedTuple):
 
 
 def make_act(network: Any) -> Act:
-    """Return the compiled inference call: (params, obs [B, ...], key) to (actions [B], Behaviour, key)."""
+    """Return the compiled inference call, from (params, obs, key, step) to (actions, Behaviour, step + 1)."""
 
     @jax.jit
-    def act(params: Any, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, Behaviour, jax.Array]:
-        key, action_key = jax.random.split(key)
+    def act(
+        params: Any, obs: jax.Array, key: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, Behaviour, jax.Array]:
         logits, value = network.apply(params, obs)
-        action = jax.random.categorical(action_key, logits).astype(jnp.int32)
+        action = jax.random.categorical(jax.random.fold_in(key, step), logits).astype(jnp.int32)
         logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=1)[:, 0]
-        return action, Behaviour(logprob, value), key
+        return action, Behaviour(logprob, value), step + 1
 
     return act
 

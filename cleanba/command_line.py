@@ -37,6 +37,13 @@ class RunOptions:
     """Name of the hardware setting; by default the layout, such as a0-l1,2-d1-t2."""
     overwrite: bool = False
     """Delete the record of an earlier run of the same name."""
+    checkpoint_every: int = 0
+    """Updates between two checkpoints; 0 for none."""
+    keep_checkpoints: int = 2
+    """Checkpoints to keep, the newest; 0 keeps all."""
+    resume: bool = False
+    """Go on with a run that was killed, from its newest checkpoint, to the same bits as if it had not
+    been; start it if there is none."""
     progress: bool = True
     """Show a progress bar."""
     log_frequency: int = 1

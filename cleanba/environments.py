@@ -56,8 +56,9 @@ class EnvSpec(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A finished episode: the environment (index in its group), its return and its length."""
+    """A finished episode: the step (in its rollout) and environment (in its group) that ended it."""
 
+    t: int
     index: int
     episode_return: float
     length: int
@@ -165,7 +166,7 @@ def describe_env(env_id: str, preprocessing: str = "machado") -> EnvSpec:
 
 
 class EpisodeStatistics:
-    """Counts returns and lengths of the episodes of one EnvPool instance.
+    """Counts returns and lengths of the episodes of some environments, rollout by rollout.
 
     EnvPool resets an environment on the step after its episode ended. That step's action is
     ignored and its reward is not part of any episode, so it is not counted.
@@ -177,26 +178,57 @@ class EpisodeStatistics:
         self._lengths = np.zeros(num_envs, np.int64)
         self._resets = np.zeros(num_envs, bool)
 
-    def step(self, reward: np.ndarray, done: np.ndarray) -> list[Episode]:
-        """Count one step of all environments.
+    def count(self, rewards: np.ndarray, dones: np.ndarray) -> list[Episode]:
+        """Count some steps of all environments.
 
         Args:
-          reward: unclipped rewards [B].
-          done: whether the episode ended with this step [B].
+          rewards: unclipped rewards [T, B].
+          dones: whether the episode ended with that step [T, B].
 
         Returns:
-          The episodes that ended.
+          The episodes that ended, in the order of steps and, within one, of environments.
         """
-        real = ~self._resets
-        self._returns += np.where(real, reward, 0.0)
-        self._lengths += real
-        self._resets = done
-        if not done.any():
-            return []
-        finished = np.flatnonzero(done)
-        episodes = [
-            Episode(int(i), float(self._returns[i]), int(self._lengths[i])) for i in finished
-        ]
-        self._returns[finished] = 0.0
-        self._lengths[finished] = 0
+        real = ~np.concatenate([self._resets[None], dones[:-1]])
+        # Added up step by step (accumulate), never pairwise, so that a return does not depend on
+        # where rollouts were cut.
+        counted = np.where(real, rewards, 0.0)
+        returns = np.add.accumulate(np.concatenate([self._returns[None], counted]))
+        lengths = np.add.accumulate(np.concatenate([self._lengths[None], real]))
+        episodes = []
+        for t, i in np.argwhere(dones).tolist():
+            episodes.append(Episode(t, i, float(returns[t + 1, i]), int(lengths[t + 1, i])))
+            returns[t + 1, i] = lengths[t + 1, i] = 0
+            returns[t + 1 :, i] = np.add.accumulate(np.append(0.0, counted[t + 1 :, i]))
+            lengths[t + 1 :, i] = np.add.accumulate(np.append(0, real[t + 1 :, i]))
+        self._returns, self._lengths, self._resets = returns[-1], lengths[-1], dones[-1]
         return episodes
+
+
+class Played(NamedTuple):
+    """What a sequence of given actions made of some environments."""
+
+    obs: np.ndarray  # [B, ...], the last ones
+    rewards: np.ndarray  # float32 [T, B], unclipped
+    dones: np.ndarray  # bool [T, B]
+
+
+def play(envs: Any, actions: np.ndarray) -> Played:
+    """Step an EnvPool instance through given actions.
+
+    Args:
+      envs: in synchronous mode, with nothing sent that has not been received.
+      actions: int32 [T, B].
+
+    Returns:
+      Rewards, ends of episodes, and the last observations.
+    """
+    env_ids = np.arange(actions.shape[1], dtype=np.int32)
+    rewards = np.empty(actions.shape, np.float32)
+    dones = np.empty(actions.shape, bool)
+    obs = None
+    for t in range(len(actions)):
+        envs.send(actions[t], env_ids)
+        obs, reward, terminated, truncated, info = envs.recv()
+        rewards[t] = info.get("reward", reward)
+        np.logical_or(terminated, truncated, out=dones[t])
+    return Played(obs, rewards, dones)

@@ -118,7 +118,8 @@ def evaluate(model: Model, episodes: int, video: Path | None = None) -> np.ndarr
             frames.append(_picture(envs, obs))
         key = jax.random.fold_in(jax.random.key(model.seed), t)
         obs, reward, terminated, truncated, info = envs.step(np.asarray(act(obs, key)))
-        for episode in statistics.step(info.get("reward", reward), terminated | truncated):
+        rewards = np.asarray(info.get("reward", reward))
+        for episode in statistics.count(rewards[None], (terminated | truncated)[None]):
             if np.isnan(returns[episode.index]):
                 returns[episode.index] = episode.episode_return
         if not np.isnan(returns).any():

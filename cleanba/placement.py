@@ -11,10 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
-# Size of XLA's thread pool on CPU. Convolutions and matrix products are split by it, so it is part
-# of the arithmetic (docs/guarantee.md) and has to be the same on every machine, whatever its number
-# of cores; at least the largest number of devices, because XLA takes the larger of the two.
-XLA_CPU_POOL_SIZE = 8
+# What makes a GPU add in one order: its own sums are not all deterministic, and autotuning chooses
+# kernels by the clock.
+GPU_FLAGS = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+
+# Seconds after which a silent process of a run is taken for dead, and ends the others.
+HEARTBEAT_TIMEOUT = 30
 
 
 @dataclass(frozen=True)
@@ -179,23 +181,32 @@ def slurm_processes(hardware: Hardware) -> tuple[int, int]:
         ) from None
 
 
-def start_jax(hardware: Hardware) -> None:
+def start_jax(hardware: Hardware, xla_cpu_pool_size: int) -> None:
     """Configure jax for a hardware setting, before it has touched a device.
+
+    Args:
+      hardware: platform, devices and processes.
+      xla_cpu_pool_size: size of XLA's thread pool on a CPU. Convolutions and matrix products are
+        split by it, so it is part of the arithmetic (docs/guarantee.md).
 
     Raises:
       ValueError: with one line, if a device id is not there.
     """
     import jax
 
+    if xla_cpu_pool_size < 1:
+        raise ValueError(f"--xla-cpu-pool-size {xla_cpu_pool_size}: must be 1 or more")
     highest = max(*hardware.actor_device_ids, *hardware.learner_device_ids)
-    os.environ["NPROC"] = str(XLA_CPU_POOL_SIZE)  # read by XLA when the CPU client starts
+    os.environ["NPROC"] = str(xla_cpu_pool_size)  # read by XLA when the CPU client starts
+    if hardware.platform != "cpu":
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}".strip()
     jax.config.update("jax_num_cpu_devices", hardware.xla_host_devices or highest + 1)
     if hardware.platform != "auto":
         platform = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[hardware.platform]
         jax.config.update("jax_platforms", platform)
     if hardware.distributed:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize()
+        jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
     try:
         devices = jax.local_devices()
     except RuntimeError as error:
@@ -206,8 +217,12 @@ def start_jax(hardware: Hardware) -> None:
             f"device {highest} is not there: this process has {len(devices)} "
             f"{devices[0].platform} device(s), ids 0 to {len(devices) - 1}"
         )
-    if devices[0].platform == "cpu" and len(devices) > XLA_CPU_POOL_SIZE:
-        raise ValueError(f"--xla-host-devices: at most {XLA_CPU_POOL_SIZE} on a CPU")
+    if devices[0].platform == "cpu" and len(devices) > xla_cpu_pool_size:
+        # XLA takes the larger of the two, and the number of devices would be part of the arithmetic.
+        raise ValueError(
+            f"--xla-cpu-pool-size {xla_cpu_pool_size}: must be at least the number of devices on "
+            f"the CPU, {len(devices)}"
+        )
 
 
 def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
@@ -225,7 +240,6 @@ def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
         "host_devices": len(devices),
         "cpu_affinity": sorted(os.sched_getaffinity(0)),
         "envpool_threads": hardware.envpool_threads,
-        "xla_cpu_pool_size": XLA_CPU_POOL_SIZE,
     }
 
 

@@ -22,6 +22,8 @@ import orjson
 
 SCHEMA_VERSION = 1
 LINE_FILES = ("episodes", "updates", "rollouts")
+ACTIONS_FILE = "actions/rollouts.bin"
+CHECKPOINTS_FOLDER = "checkpoints"
 STATUSES = ("running", "completed", "failed", "interrupted")
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
@@ -105,7 +107,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one, never half of it."""
     temporary = path.with_suffix(path.suffix + ".tmp")
     with open(temporary, "w") as file:
@@ -172,7 +174,58 @@ class RunWriter:
             "error": None,
         }
         self._save_info()
+        self._open()
+
+    @classmethod
+    def resume(
+        cls, directory: Path | str, sizes: Mapping[str, int], note: Mapping[str, Any]
+    ) -> "RunWriter":
+        """Go on with a record where a checkpoint was made; what was written after it is cut off.
+
+        Args:
+          directory: the folder of the run.
+          sizes: size of each file at the checkpoint, as `sizes` returned them.
+          note: what `run.json` is to keep of the resumption, under `resumed`.
+
+        Raises:
+          RecordError: if a file is missing or shorter than it was; nothing has been changed then.
+        """
+        self = cls.__new__(cls)
+        self.directory = Path(directory)
+        self.info = read_run(self.directory).info
+        for name, size in sizes.items():
+            path = self.directory / name
+            found = path.stat().st_size if path.is_file() else None
+            if found is None or found < size:
+                what = "is missing" if found is None else f"has {found} bytes"
+                raise RecordError(f"{path} {what}; it had {size} at the checkpoint")
+        for name, size in sizes.items():
+            os.truncate(self.directory / name, size)
+        resumed = [*self.info.get("resumed", []), _jsonable({"at": _now(), **note})]
+        self.info |= {"status": "running", "error": None, "ended": None, "resumed": resumed}
+        self._save_info()
+        self._open()
+        return self
+
+    def _open(self) -> None:
+        (self.directory / ACTIONS_FILE).parent.mkdir(exist_ok=True)
+        self._actions = open(self.directory / ACTIONS_FILE, "ab")  # noqa: SIM115
         self._files = {kind: open(self.directory / f"{kind}.jsonl", "a") for kind in LINE_FILES}  # noqa: SIM115
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file of lines and actions, all of it safely on disk."""
+        sizes = {}
+        for file in (*self._files.values(), self._actions):
+            file.flush()
+            os.fsync(file.fileno())
+            path = Path(file.name)
+            sizes[path.relative_to(self.directory).as_posix()] = path.stat().st_size
+        return sizes
+
+    def write_actions(self, frame: bytes) -> None:
+        """Append one rollout's frame of actions (see cleanba/actions.py) and flush it."""
+        self._actions.write(frame)
+        self._actions.flush()
 
     def write(self, kind: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to `<kind>.jsonl` and flush them.
@@ -199,13 +252,14 @@ class RunWriter:
             return
         if status not in STATUSES[1:]:
             raise RecordError(f"{self.directory}: no run ends as {status!r}")
-        for file in self._files.values():
+        for file in (*self._files.values(), self._actions):
             file.close()
         if isinstance(error, BaseException):
             error = f"{type(error).__name__}: {error}"
         self.info["ended"] = _now()
         self.info["status"] = status
         self.info["error"] = redact_text(error) if error else None
+        self.info["files"] = _files_of(self.directory)
         self._save_info()
 
     def __enter__(self) -> "RunWriter":
@@ -224,7 +278,14 @@ class RunWriter:
             self.close("failed", error)
 
     def _save_info(self) -> None:
-        _replace_file(self.directory / "run.json", json.dumps(self.info, indent=2) + "\n")
+        replace_file(self.directory / "run.json", json.dumps(self.info, indent=2) + "\n")
+
+
+def _files_of(directory: Path) -> list[str]:
+    """Name the files of a record, but for run.json itself and checkpoints, which come and go."""
+    names = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+    own = ("run.json", f"{CHECKPOINTS_FOLDER}/")
+    return sorted(name for name in names if not name.startswith(own))
 
 
 def _signal_name(exit_code: object) -> str:
@@ -242,14 +303,17 @@ def check_writable(directory: Path, overwrite: bool) -> None:
       RecordError: if the folder holds something and `overwrite` is not given, or if it holds
         something that is not a run record, which `overwrite` does not delete either.
     """
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-        if directory.exists():
-            directory.rmdir()
+    if not directory.exists():
+        return
+    if directory.is_dir() and {path.name for path in directory.iterdir()} <= {"run.json.tmp"}:
+        shutil.rmtree(directory)  # nothing, or what a run left that was killed as it began
         return
     if not (directory / "run.json").is_file():
         raise RecordError(f"{directory} exists and is not a run record: move it away first")
     if not overwrite:
-        raise RecordError(f"{directory} already holds a run: --overwrite deletes it")
+        raise RecordError(
+            f"{directory} already holds a run: --overwrite deletes it, --resume goes on"
+        )
 
 
 def _parse(raw: bytes, path: Path, number: int) -> Any:

@@ -20,12 +20,15 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path):
-        """Start an event file in a folder, which is made."""
+        """Go on with the event file of a folder, or start one in it."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"events.out.tfevents.{int(time.time())}.cleanba"
-        self._file = open(path, "wb")  # noqa: SIM115
+        earlier = sorted(folder.glob("events.out.tfevents.*"))
+        name = f"events.out.tfevents.{int(time.time())}.cleanba"
+        self.path = earlier[-1] if earlier else folder / name
+        self._file = open(self.path, "ab")  # noqa: SIM115
         self._writer = RecordWriter(self._file)
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if not earlier:
+            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write the scalars of one step, and flush them."""

@@ -1,11 +1,9 @@
-"""One run: wires the actors and the learner of a trainer to its record, progress bar and logs."""
+"""One run: checks it, and wires the actors and the learner of a trainer to its log."""
 
+import base64
 import os
 import platform
-import shlex
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
@@ -17,14 +15,17 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from cleanba import placement, scalar_log
+from cleanba import __version__, checkpoints, placement
+from cleanba.actions import Shape, read_frames
 from cleanba.actor_learner import Act, ActorLearner, ActorThread, EnvGroup, Failure, GroupRollout
+from cleanba.checkpoints import Checkpoint
 from cleanba.command_line import BadInput, RunOptions
 from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds, make_envs
-from cleanba.groupwise import GroupExchange, fingerprint
+from cleanba.groupwise import GroupExchange
 from cleanba.networks import check_fits, default_network, make_network
 from cleanba.placement import Hardware, Layout
-from cleanba.record import RunWriter, check_writable, run_name, source_revision
+from cleanba.record import ACTIONS_FILE, RecordError, check_writable, read_run, run_name
+from cleanba.run_log import RunLog
 
 # Streams of random keys. Every key of a run is folded in from (seed, stream, group), so that no two
 # groups, threads or processes share one.
@@ -34,6 +35,7 @@ INIT_STREAM, ACTION_STREAM, LEARNER_STREAM = 0, 1, 2
 # fastest in batches of 16 to 64 images there (`make bench`).
 CPU_IMAGES_PER_GRADIENT = 64
 
+# Recorded, and the same for a run and its resumption.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "rlax", "envpool", "numpy")
 
 
@@ -54,6 +56,7 @@ class CommonArgs(Protocol):
     hiddens: tuple[int, ...] | None
     atari_preprocessing: str
     microbatch_size: int | None
+    xla_cpu_pool_size: int
     hardware: Hardware
     run: RunOptions
 
@@ -74,6 +77,7 @@ class Setup(NamedTuple):
     num_updates: int
     minibatch_size: int  # units (transitions or environments) that a group has in a minibatch
     microbatch_size: int  # units in one call of the gradient function
+    checkpoint: Checkpoint | None  # to resume from
 
     @property
     def group_size(self) -> int:
@@ -84,6 +88,16 @@ class Setup(NamedTuple):
     def batch_size(self) -> int:
         """Steps that one update learns from."""
         return self.num_envs * self.args.num_steps
+
+    @property
+    def actions_shape(self) -> Shape:
+        """Shape of the recorded actions."""
+        return Shape(self.args.num_steps, self.num_envs, self.spec.num_actions)
+
+    @property
+    def updates_done(self) -> int:
+        """Updates that a run to resume has made."""
+        return self.checkpoint.update if self.checkpoint else 0
 
 
 class TrainState(NamedTuple):
@@ -170,6 +184,10 @@ def _checked(
             raise ValueError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be 1 or more")
     if args.run.fingerprint_every < 1 or args.run.log_frequency < 1:
         raise ValueError("--fingerprint-every and --log-frequency must be 1 or more")
+    if args.run.checkpoint_every < 0 or args.run.keep_checkpoints < 0:
+        raise ValueError("--checkpoint-every and --keep-checkpoints must be 0 or more")
+    if args.run.overwrite and args.run.resume:
+        raise ValueError("--overwrite deletes the earlier run, --resume goes on with it: give one")
     num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
     batch_size = num_envs * args.num_steps
     if args.total_timesteps < batch_size:
@@ -197,7 +215,7 @@ def _checked(
     setting = args.run.setting or placement.setting_name(args.hardware, num_processes)
     folder = run_name(system, setting, args.env_id, args.seed)
     directory = Path(args.run.runs_dir) / args.run.study / folder
-    if process == 0:
+    if process == 0 and not args.run.resume:
         check_writable(directory, args.run.overwrite)
     spec = describe_env(args.env_id, args.atari_preprocessing)
     network_name = args.network
@@ -205,7 +223,7 @@ def _checked(
         network_name = default_network(spec.obs_shape)
     check_fits(network_name, spec.obs_shape)
     network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
-    placement.start_jax(args.hardware)
+    placement.start_jax(args.hardware, args.xla_cpu_pool_size)
     minibatch_size = group_units // args.num_minibatches
     microbatch_size = choose_microbatch_size(
         args.microbatch_size, minibatch_size, images_per_unit, spec
@@ -218,6 +236,14 @@ def _checked(
         "network": network_name,
         "microbatch_size": microbatch_size,
     }
+    checkpoint = None
+    if args.run.resume:
+        # The first process checks everything; `train` makes sure that the others found the same.
+        checkpoint = (
+            checkpoints.newest(directory)
+            if process
+            else _find_checkpoint(directory, pinned(hyperparameters))
+        )
     return Setup(
         name=name,
         system=system,
@@ -232,7 +258,46 @@ def _checked(
         num_updates=args.total_timesteps // batch_size,
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
+        checkpoint=checkpoint,
     )
+
+
+def pinned(hyperparameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a run has to have in common with its resumption, for the bits to be the same."""
+    device = jax.local_devices()[0]
+    is_cpu = device.platform == "cpu"
+    kind = placement.cpu_model() if is_cpu else device.device_kind
+    return {
+        "hyperparameters": dict(hyperparameters),
+        "versions": versions(),
+        "hardware": {"platform": device.platform, "device_kind": kind},
+    }
+
+
+def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | None:
+    """Return the checkpoint to resume from, or None if the run has to begin.
+
+    Raises:
+      RecordError: with one line, if the record cannot be resumed.
+    """
+    try:
+        info = read_run(directory).info
+    except RecordError:
+        check_writable(directory, overwrite=False)  # nothing there, or something else
+        return None
+    if info["status"] == "completed":
+        raise RecordError(f"{directory} is completed: there is nothing to resume")
+    hardware = {k: info["hardware"].get(k) for k in now["hardware"]}
+    checkpoints.check_same(info | {"hardware": hardware}, now, str(directory))
+    checkpoint = checkpoints.newest(directory)
+    if checkpoint is not None:
+        checkpoints.check_same(checkpoint.pinned, now, str(checkpoint.folder))
+    elif not info.get("checkpoint_every"):
+        raise RecordError(
+            f"{directory} has no checkpoint, and was not run with --checkpoint-every: "
+            "--overwrite starts it over"
+        )
+    return checkpoint
 
 
 def choose_microbatch_size(
@@ -279,18 +344,45 @@ def initial_params(setup: Setup) -> Any:
         return jax.block_until_ready(params)
 
 
-def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, failure: Failure):
+def _rebuild(
+    setup: Setup, checkpoint: Checkpoint, group: EnvGroup, advance: Callable[[int], Any]
+) -> None:
+    """Bring a new environment group to where it was at a checkpoint, by replaying its actions."""
+    columns = slice(group.index * setup.group_size, (group.index + 1) * setup.group_size)
+    digest = b""
+    path = setup.directory / ACTIONS_FILE
+    for frame in read_frames(path, setup.actions_shape, checkpoint.update):
+        digest = group.replay(np.ascontiguousarray(frame.actions[:, columns]))
+        advance(setup.args.num_steps * setup.group_size)
+    if digest.hex() != checkpoint.digests[group.index]:
+        raise RecordError(
+            f"{path}: the recorded actions do not lead environment group {group.index} to where "
+            f"it was at update {checkpoint.update}"
+        )
+
+
+def _make_actors(
+    setup: Setup,
+    act: Act,
+    exchange: GroupExchange,
+    clock: Callable[[], float],
+    advance: Callable[[int], Any],
+    failure: Failure,
+) -> list[ActorThread]:
     devices = jax.local_devices()
     env_threads = setup.args.hardware.envpool_threads
     if env_threads is None:
         cores = len(os.sched_getaffinity(0))
         env_threads = min(cores, setup.group_size)
 
-    def make_group(group: int, device: jax.Device) -> EnvGroup:
-        seeds = env_seeds(setup.args.seed, group * setup.group_size, setup.group_size)
+    def make_group(index: int, device: jax.Device) -> EnvGroup:
+        seeds = env_seeds(setup.args.seed, index * setup.group_size, setup.group_size)
         envs = make_envs(setup.spec.env_id, seeds, env_threads, setup.args.atari_preprocessing)
-        key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, group), device)
-        return EnvGroup(group, envs, setup.group_size, key, act)
+        key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, index), device)
+        group = EnvGroup(index, envs, setup.group_size, key, act)
+        if setup.checkpoint is not None:
+            _rebuild(setup, setup.checkpoint, group, advance)
+        return group
 
     return [
         ActorThread(
@@ -300,6 +392,7 @@ def _make_actors(setup: Setup, act: Act, exchange: GroupExchange, clock: Any, fa
             num_steps=setup.args.num_steps,
             steps_per_env_step=setup.num_envs,
             num_rollouts=setup.num_updates,
+            rollouts_done=setup.updates_done,
             concurrency=setup.args.concurrency,
             clock=clock,
             failure=failure,
@@ -328,29 +421,54 @@ def train(
     Returns:
       The final state.
     """
-    is_writer = setup.layout.process == 0
-    log = _RunLog(setup) if is_writer else None
-    start = time.perf_counter()
+    run = setup.args.run
+    # The Cleanba architecture collects its next rollout with the parameters before the newest, so a
+    # checkpoint holds both.
+    previous = state.params
+    if setup.checkpoint is not None:
+        state, previous = checkpoints.restore(setup.checkpoint, (state, previous))
+    if len(set(exchange.gather_json(setup.updates_done))) > 1:
+        raise RuntimeError("the processes found different checkpoints: do they share the folder?")
+    log = RunLog(setup, versions()) if setup.layout.process == 0 else None
+    last = setup.checkpoint.wall_time if setup.checkpoint else 0.0
+    start = time.perf_counter() - last
+    replayed = tqdm(
+        total=setup.updates_done
+        * setup.args.num_steps
+        * setup.group_size
+        * len(setup.layout.local_groups),
+        desc="rebuilding the environments",
+        unit="step",
+        unit_scale=True,
+        disable=setup.checkpoint is None or log is None,
+    )
     failure = Failure()
-    actors = _make_actors(setup, act, exchange, lambda: time.perf_counter() - start, failure)
+    actors = _make_actors(
+        setup, act, exchange, lambda: time.perf_counter() - start, replayed.update, failure
+    )
     devices = [jax.local_devices()[actor.device_id] for actor in setup.layout.actors]
     runner = ActorLearner(
         actors,
         devices,
         num_updates=setup.num_updates,
+        updates_done=setup.updates_done,
         concurrency=setup.args.concurrency,
         failure=failure,
     )
     error: BaseException | None = None
     try:
-        state = jax.device_put(state, exchange.lead)
-        last = 0.0
+        state, previous = jax.device_put((state, previous), exchange.lead)
         with runner:
-            runner.put_params(state.params)
-            for number in range(1, setup.num_updates + 1):
+            if setup.checkpoint is None:
+                runner.put_params(state.params)
+            else:
+                runner.resume_params(previous, state.params)
+            for number in range(setup.updates_done + 1, setup.num_updates + 1):
                 rollouts, get_time = runner.get_rollouts()
+                replayed.close()
                 before = time.perf_counter()
                 data = {g: rollout for r in rollouts for g, rollout in r.groups.items()}
+                previous = state.params
                 state, metrics = update(state, data, number)
                 metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
                 training_time = time.perf_counter() - before
@@ -374,11 +492,15 @@ def train(
                         parts=parts,
                         last=number == setup.num_updates,
                     )
+                    if run.checkpoint_every and number % run.checkpoint_every == 0:
+                        what = pinned(setup.hyperparameters)
+                        log.save_checkpoint((state, previous), number, now, what)
                 last = now
     except BaseException as caught:
         error = caught
         raise
     finally:
+        replayed.close()
         if log is not None:
             log.close(error)
     return state
@@ -416,132 +538,20 @@ def _describe_rollouts(setup: Setup, rollouts: list, learner_version: int) -> di
             for r in rollouts
             for e in r.episodes
         ],
+        "traces": [
+            {
+                "group": group,
+                "actions": base64.b64encode(trace.actions.astype("<u2")).decode(),
+                "digest": trace.digest.hex(),
+            }
+            for r in rollouts
+            for group, trace in r.traces.items()
+        ],
         "times": [r.times for r in rollouts],
     }
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
-
-
-class _RunLog:
-    """Everything that one process writes about a run: record, TensorBoard, W&B, progress bar."""
-
-    def __init__(self, setup: Setup):
-        self._setup = setup
-        header = {
-            "system": setup.system,
-            "setting": setup.setting,
-            "env_id": setup.spec.env_id,
-            "seed": setup.args.seed,
-            "study": setup.args.run.study,
-            "hyperparameters": setup.hyperparameters,
-            "hardware": placement.describe_hardware(
-                setup.args.hardware, setup.layout.num_processes
-            ),
-            "versions": _versions(),
-            "revision": source_revision(Path(__file__).parent),
-            "command": ["python", *sys.argv],
-        }
-        self._record = RunWriter(setup.directory, header, setup.args.run.overwrite)
-        self._board = scalar_log.TensorBoardWriter(setup.directory / "tensorboard")
-        self._board.write_text(
-            "hyperparameters", scalar_log.hyperparameter_table(setup.hyperparameters)
-        )
-        self._wandb = _start_wandb(setup) if setup.args.run.track else None
-        self._returns: deque[float] = deque(maxlen=100)
-        self._lengths: deque[int] = deque(maxlen=100)
-        self._bar = tqdm(
-            total=setup.num_updates * setup.batch_size,
-            unit="step",
-            unit_scale=True,
-            disable=not setup.args.run.progress,
-            dynamic_ncols=True,
-            mininterval=0.5,
-        )
-
-    def write_update(
-        self,
-        *,
-        version: int,
-        now: float,
-        update_seconds: float,
-        metrics: Mapping[str, float],
-        rollout_queue_get_time: float,
-        training_time: float,
-        params: Any,
-        parts: list[dict[str, Any]],
-        last: bool,
-    ) -> None:
-        """Record one update and the rollouts that it learned from, a part from each process."""
-        setup = self._setup
-        episodes = sorted(
-            (e for part in parts for e in part["episodes"]),
-            key=lambda e: (e["step"], e["env_index"]),
-        )
-        self._record.write("episodes", episodes)
-        self._record.write("rollouts", (line for part in parts for line in part["rollouts"]))
-        all_times = [times for part in parts for times in part["times"]]
-        times = {k: sum(t[k] for t in all_times) / len(all_times) for k in all_times[0]}
-        number = version - 1
-        line = {
-            "version": version,
-            "step": number * setup.batch_size,
-            "wall_time": round(now, 4),
-            "update_seconds": round(update_seconds, 6),
-            **metrics,
-            "rollout_queue_get_time": round(rollout_queue_get_time, 6),
-            **{k: round(v, 6) for k, v in times.items()},
-            "training_time": round(training_time, 6),
-            "fingerprint": None,
-        }
-        if last or number % setup.args.run.fingerprint_every == 0:
-            line["fingerprint"] = fingerprint(params)
-        self._record.write("updates", [line])
-        self._returns.extend(e["return"] for e in episodes)
-        self._lengths.extend(e["length"] for e in episodes)
-        if last or number % setup.args.run.log_frequency == 0:
-            scalars = scalar_log.update_scalars(line, setup.batch_size)
-            if self._returns:
-                scalars["charts/avg_episodic_return"] = float(np.mean(self._returns))
-                scalars["charts/avg_episodic_length"] = float(np.mean(self._lengths))
-            self._board.write(line["step"], scalars)
-            if self._wandb is not None:
-                self._wandb.log(scalars | {"global_step": line["step"]}, step=line["step"])
-        self._bar.update(setup.batch_size)
-        if not self._bar.disable:
-            waiting = (
-                "learner" if rollout_queue_get_time > times["params_queue_get_time"] else "actors"
-            )
-            lag = number - parts[0]["rollouts"][0]["version_first"]
-            mean = f"{np.mean(self._returns):.1f}" if self._returns else "none yet"
-            self._bar.set_postfix_str(
-                f"return {mean}, lag {lag}, waiting: {waiting}", refresh=False
-            )
-
-    def close(self, error: BaseException | None) -> None:
-        """Close everything, with the status that the error, if any, calls for."""
-        self._bar.close()
-        self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=int(error is not None))
-        self._record.__exit__(type(error) if error else None, error, None)
-        if error is None:
-            print(f"completed: {shlex.quote(str(self._setup.directory))}")
-
-
-def _start_wandb(setup: Setup) -> Any:
-    import wandb
-
-    mode = os.environ.get("WANDB_MODE")
-    if mode is None and not wandb.login(prompt=False):
-        print("no Weights & Biases API key: tracking offline (wandb sync uploads it later)")
-        mode = "offline"
-    return wandb.init(
-        project=setup.args.run.wandb_project_name,
-        entity=setup.args.run.wandb_entity,
-        name=f"{setup.spec.env_id}__{setup.system}__{setup.args.seed}",
-        config=setup.hyperparameters | {"setting": setup.setting, "seed": setup.args.seed},
-        dir=setup.args.run.runs_dir,  # not in the record: W&B notes user and host
-        mode=mode,
-    )
+def versions() -> dict[str, str]:
+    """Return the versions of what decides the bits of a run."""
+    own = {"python": platform.python_version(), "cleanba": __version__}
+    return own | {p: metadata.version(p) for p in PACKAGES}

@@ -27,7 +27,6 @@ import numpy as np
 import tyro
 
 from cleanba.command_line import BadInput, run_command_line
-from cleanba.placement import XLA_CPU_POOL_SIZE
 
 
 class Case(NamedTuple):
@@ -129,7 +128,8 @@ def measure_ceilings(case: Case) -> dict[str, float]:
     all_obs = all_obs.astype(setup.spec.obs_dtype)
     act = trainer.make_act(setup.network)
     key = jax.device_put(jax.random.key(0), device)
-    forward = calls_per_second(lambda: np.asarray(act(params, all_obs[0], key)[0])) * size
+    step = jax.device_put(np.int32(0), device)
+    forward = calls_per_second(lambda: np.asarray(act(params, all_obs[0], key, step)[0])) * size
     shape = (case.num_steps, size)
     logits = rng.normal(size=(*shape, setup.spec.num_actions)).astype(np.float32)
     value = rng.normal(size=shape).astype(np.float32)
@@ -241,7 +241,7 @@ def main(args: Args) -> None:
         print(json.dumps(measure_ceilings(by_name[args.cases[0]])))
         return
     cores = len(os.sched_getaffinity(0))
-    print(f"steps per second on {cores} cores, XLA pool of {XLA_CPU_POOL_SIZE}; {CASES[0].__doc__}")
+    print(f"steps per second on {cores} cores; {CASES[0].__doc__}")
     print("  ".join(f"{name:>22}" if name == "case" else f"{name:>17}" for name, _ in COLUMNS))
     results = []
     for name in args.cases:

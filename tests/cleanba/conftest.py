@@ -17,6 +17,13 @@ SMALL = [
 ]  # fmt: skip
 
 
+# What srun sets for two processes on one host, but for SLURM_PROCID.
+SLURM = {
+    "SLURM_JOB_ID": "26017", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
+    "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
+}  # fmt: skip
+
+
 class Trainer:
     """Starts trainers that record into one folder."""
 

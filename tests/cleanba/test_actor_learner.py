@@ -38,20 +38,25 @@ class CountingEnvs:
         pass
 
 
-def act(params, obs, key):
+def act(params, obs, key, step):
     # the behaviour remembers which parameters acted, so that a rollout betrays its policy
-    return np.zeros(ENVS, np.int32), np.full(ENVS, params), key
+    return np.full(ENVS, step, np.int32), np.full(ENVS, params), step + 1
 
 
-def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None):
+def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None, done=0):
     failure = Failure()
     device = jax.devices()[0]
 
     def make_groups(thread):
-        return [
+        groups = [
             EnvGroup(2 * thread + i, CountingEnvs(fail_at if thread else None), ENVS, None, act)
             for i in range(2)
         ]
+        for group in groups:
+            for number in range(done):
+                steps = np.arange(number * STEPS, (number + 1) * STEPS, dtype=np.int32)
+                group.replay(np.repeat(steps[:, None], ENVS, axis=1))
+        return groups
 
     actors = [
         ActorThread(
@@ -61,6 +66,7 @@ def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None):
             num_steps=STEPS,
             steps_per_env_step=ENVS * 2 * threads,
             num_rollouts=UPDATES,
+            rollouts_done=done,
             concurrency=concurrency,
             clock=time.perf_counter,
             failure=failure,
@@ -69,11 +75,19 @@ def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None):
     ]
     history = []
     runner = ActorLearner(
-        actors, [device] * threads, num_updates=UPDATES, concurrency=concurrency, failure=failure
+        actors,
+        [device] * threads,
+        num_updates=UPDATES,
+        updates_done=done,
+        concurrency=concurrency,
+        failure=failure,
     )
     with runner:
-        runner.put_params(np.float32(1))
-        for number in range(1, UPDATES + 1):
+        if done:
+            runner.resume_params(np.float32(done), np.float32(done + 1))
+        else:
+            runner.put_params(np.float32(1))
+        for number in range(done + 1, UPDATES + 1):
             rollouts, _ = runner.get_rollouts()
             if tamper:
                 tamper(runner, number)
@@ -97,6 +111,21 @@ def test_rollouts_come_from_the_policies_of_table_1(concurrency, slow_learner):
             for group in rollout.groups.values():
                 # every single step was taken by that policy: no change inside a rollout
                 assert np.all(np.asarray(group.behaviour) == rollout.version)
+
+
+@pytest.mark.parametrize("done", range(1, UPDATES))
+@pytest.mark.parametrize("concurrency", [False, True])
+def test_a_resumed_run_goes_on_with_the_same_rollouts(concurrency, done):
+    def seen(history):
+        return [
+            (r.number, r.version, r.episodes and [e[:1] + e[2:] for e in r.episodes],
+             {g: (t.digest, t.actions.tolist()) for g, t in r.traces.items()},
+             {g: [np.asarray(x).tolist() for x in data] for g, data in r.groups.items()})
+            for rollouts in history for r in rollouts
+        ]  # fmt: skip
+
+    straight = seen(run(concurrency))
+    assert seen(run(concurrency, done=done)) == straight[2 * done :]
 
 
 def test_a_rollout_begins_with_the_observation_that_the_last_one_ended_with():

@@ -53,12 +53,38 @@ def test_environments_with_continuous_actions_are_refused():
 
 
 def test_episode_statistics_leave_out_the_step_that_resets():
-    statistics = EpisodeStatistics(2)
     done = np.array([[0, 0], [1, 0], [0, 0], [0, 1], [1, 0]], bool)
     rewards = np.array([[1, 1], [1, 1], [9, 1], [1, 1], [1, 9]], float)
-    found = [(t, *episode) for t in range(5) for episode in statistics.step(rewards[t], done[t])]
     # environment 0: two steps, a reset (reward 9 ignored), two steps
-    assert found == [(1, 0, 2.0, 2), (3, 1, 4.0, 4), (4, 0, 2.0, 2)]
+    expected = [(1, 0, 2.0, 2), (3, 1, 4.0, 4), (4, 0, 2.0, 2)]
+    for cuts in ([5], [1, 1, 1, 1, 1], [2, 3], [4, 1]):  # in one rollout, or in several
+        statistics, found, start = EpisodeStatistics(2), [], 0
+        for steps in cuts:
+            part = slice(start, start + steps)
+            for t, *episode in statistics.count(rewards[part], done[part]):
+                found.append((start + t, *episode))
+            start += steps
+        assert found == expected
+
+
+def test_a_return_does_not_depend_on_where_rollouts_are_cut():
+    rng = np.random.default_rng(0)
+    rewards = rng.normal(size=(600, 3)).astype(np.float32)
+    dones = rng.random((600, 3)) < 0.01
+    results = []
+    for length in (600, 20, 1):
+        statistics = EpisodeStatistics(3)
+        results.append(
+            [
+                (start + e.t, *e[1:])
+                for start in range(0, 600, length)
+                for e in statistics.count(
+                    rewards[start : start + length], dones[start : start + length]
+                )
+            ]
+        )
+    assert results[0] == results[1] == results[2]
+    assert len(results[0]) > 5
 
 
 def test_cartpole_returns_are_lengths_and_catch_episodes_have_nine_steps():
@@ -70,7 +96,7 @@ def test_cartpole_returns_are_lengths_and_catch_episodes_have_nine_steps():
             _, reward, terminated, truncated, _ = envs.step(
                 rng.integers(0, actions, 4).astype(np.int32)
             )
-            episodes += statistics.step(reward, terminated | truncated)
+            episodes += statistics.count(reward[None], (terminated | truncated)[None])
         assert len(episodes) > 20
         for episode in episodes:
             if env_id == "CartPole-v1":

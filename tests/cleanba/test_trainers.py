@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cleanba.record import read_run
 
-from .conftest import ROOT, lines, outcome
+from .conftest import ROOT, SLURM, lines, outcome
 
 ARCHITECTURES = [
     ("ppo", "--no-concurrency"),
@@ -283,14 +283,10 @@ def test_help_has_a_sentence_for_every_flag(train, algorithm):
 
 def test_two_processes_give_the_bits_of_one(train):
     single = outcome(train("ppo", "--num-actor-threads", 1))
-    slurm = {
-        "SLURM_JOB_ID": "26017", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
-        "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
-    }  # fmt: skip
     processes = [
         train.start(
             "ppo", "--distributed", "--num-actor-threads", 1, "--learner-device-ids", 0, 1,
-            env=os.environ | slurm | {"SLURM_PROCID": str(rank)},
+            env=os.environ | SLURM | {"SLURM_PROCID": str(rank)},
         )
         for rank in range(2)
     ]  # fmt: skip
