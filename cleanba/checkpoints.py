@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from cleanba.record import CHECKPOINTS_FOLDER, RecordError, replace_file
@@ -175,3 +176,12 @@ def restore(checkpoint: Checkpoint, like: Any) -> Any:
       The pytree, as NumPy arrays.
     """
     return _checkpointer().restore(checkpoint.folder.absolute() / "state", jax.device_get(like))
+
+
+def named_arrays(checkpoint: Checkpoint, entry: str) -> dict[str, np.ndarray]:
+    """Return one entry of a checkpoint's tree as arrays by their path, such as `['Dense_0']['bias']`."""
+    tree = _checkpointer().restore(checkpoint.folder.absolute() / "state")[entry]
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }

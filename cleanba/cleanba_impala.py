@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import rlax
 import tyro
@@ -23,8 +22,9 @@ import tyro
 from cleanba import evaluate, training
 from cleanba.actor_learner import Act, GroupRollout
 from cleanba.command_line import RunOptions, run_command_line
-from cleanba.groupwise import GroupExchange, tree_sum
+from cleanba.groupwise import GroupExchange
 from cleanba.placement import Hardware
+from cleanba.reduction import Minibatches, make_learn
 from cleanba.training import Setup, TrainState, Update
 
 
@@ -83,6 +83,9 @@ class Args:
     microbatch_size: int | None = None
     """Environments of a group in one call of the gradient function. Part of the arithmetic, not of the
     algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
+    reduction: Literal["groups", "psum"] = "groups"
+    """How gradients are added: by environment group, to the same bits on every layout, or by device
+    and `lax.psum`, to other bits for other numbers of learner devices."""
     xla_cpu_pool_size: int = 8
     """Threads of XLA on a CPU, whatever its cores: convolutions and matrix products are split by it, so
     it is part of the arithmetic. The largest number of devices that a CPU can pretend to be."""
@@ -177,62 +180,59 @@ def make_optimizer(args: Args, num_updates: int) -> tuple[optax.GradientTransfor
     return optimizer, learning_rate
 
 
-def make_gradient(network: Any, args: Args, microbatch_size: int) -> tuple[Callable, Callable]:
-    """Return the compiled gradient of some environments of a group, and the same added to a sum."""
+def make_minibatches(args: Args, setup: Setup) -> tuple[Minibatches, Callable]:
+    """Return how an update cuts rollouts up and learns from the parts, and the learning rate."""
+    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
 
-    def gradient(params: Any, rollout: GroupRollout, position: jax.Array) -> tuple[Any, Losses]:
-        def take(x: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(x, position, microbatch_size, axis=1)
+    def take(rollout: GroupRollout, first: jax.Array, count: int) -> GroupRollout:
+        """Take some environments of a group, with all their steps."""
+        return jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1), rollout
+        )
 
-        part = jax.tree.map(take, rollout)
-
+    def gradient(params: Any, part: GroupRollout, _: Any) -> tuple[Any, Losses]:
         def loss(params: Any) -> tuple[jax.Array, Losses]:
             length, num_envs = part.dones.shape
-            logits, values = network.apply(
-                params, part.obs.reshape(length * num_envs, *part.obs.shape[2:])
-            )
+            obs = part.obs.reshape(length * num_envs, *part.obs.shape[2:])
+            logits, values = setup.network.apply(params, obs)
             logits = logits.reshape(length, num_envs, -1)[:-1]
             losses = impala_loss(logits, values.reshape(length, num_envs), part, args)
             return losses.loss, losses
 
         return jax.grad(loss, has_aux=True)(params)
 
-    def add_gradient(total: Any, *inputs: Any) -> tuple[Any, Losses]:
-        return jax.tree.map(jnp.add, total, gradient(*inputs))
-
-    return jax.jit(gradient), jax.jit(add_gradient, donate_argnums=0)
-
-
-def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
-    """Return the update: all minibatches of one rollout of every group."""
-    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
-    minibatch_size, microbatch_size = setup.minibatch_size, setup.microbatch_size
-    gradient, add_gradient = make_gradient(setup.network, args, microbatch_size)
-
-    @jax.jit(donate_argnums=1)
     def apply(
-        params: Any, opt_state: Any, groups: tuple[Any, ...]
+        params: Any, opt_state: Any, sums: tuple[Any, Losses]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
-        grads, losses = tree_sum(groups)
+        grads, losses = sums
         updates, opt_state = optimizer.update(grads, opt_state, params)
         metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
         metrics["entropy"] = losses.entropy / jnp.maximum(metrics.pop("count"), 1)
         return optax.apply_updates(params, updates), opt_state, metrics
 
+    minibatches = Minibatches(
+        count=args.num_minibatches,
+        size=setup.minibatch_size,
+        microbatch_size=setup.microbatch_size,
+        take=take,
+        axis=1,
+        gradient=gradient,
+        apply=apply,
+    )
+    return minibatches, learning_rate
+
+
+def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
+    """Return the update: all minibatches of one rollout of every group."""
+    minibatches, learning_rate = make_minibatches(args, setup)
+    learn = make_learn(args.reduction, minibatches, exchange)
+
     def update(
         state: TrainState, rollouts: dict[int, GroupRollout], number: int
     ) -> tuple[TrainState, dict[str, Any]]:
         data = [rollouts[g] for g in setup.layout.local_groups]
-        params, opt_state = state
-        for minibatch in range(args.num_minibatches):
-            position = minibatch * minibatch_size
-            results = []
-            for inputs in zip(exchange.spread(params), data, strict=True):
-                result = gradient(*inputs, np.int32(position))
-                for start in range(microbatch_size, minibatch_size, microbatch_size):
-                    result = add_gradient(result, *inputs, np.int32(position + start))
-                results.append(result)
-            params, opt_state, metrics = apply(params, opt_state, exchange.gather(results))
+        nothing = [()] * len(data)  # no loss of IMPALA depends on the rest of its minibatch
+        params, opt_state, metrics = learn(*state, data, nothing)
         return TrainState(params, opt_state), metrics | {"learning_rate": learning_rate(number - 1)}
 
     return update

@@ -23,6 +23,7 @@ from cleanba.actor_learner import Act, GroupRollout
 from cleanba.command_line import BadInput, RunOptions, run_command_line
 from cleanba.groupwise import GroupExchange, tree_sum
 from cleanba.placement import Hardware
+from cleanba.reduction import Minibatches, make_learn
 from cleanba.training import Setup, TrainState, Update
 
 
@@ -81,6 +82,9 @@ class Args:
     microbatch_size: int | None = None
     """Transitions of a group in one call of the gradient function. Part of the arithmetic, not of the
     algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
+    reduction: Literal["groups", "psum"] = "groups"
+    """How gradients are added: by environment group, to the same bits on every layout, or by device
+    and `lax.psum`, to other bits for other numbers of learner devices."""
     xla_cpu_pool_size: int = 8
     """Threads of XLA on a CPU, whatever its cores: convolutions and matrix products are split by it, so
     it is part of the arithmetic. The largest number of devices that a CPU can pretend to be."""
@@ -282,35 +286,48 @@ def make_prepare(network: Any, args: Args) -> Callable:
     return prepare
 
 
-def make_gradient(network: Any, args: Args, microbatch_size: int) -> tuple[Callable, Callable]:
-    """Return the compiled gradient of one microbatch of a group, and the same added to a sum."""
+def make_minibatches(args: Args, setup: Setup) -> tuple[Minibatches, Callable]:
+    """Return how an update cuts batches up and learns from the parts, and the learning rate."""
+    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
 
-    def gradient(
-        params: Any, batch: Batch, moments: Moments, minibatch: jax.Array, position: jax.Array
-    ) -> tuple[Any, Losses]:
-        order = batch.order.reshape(-1)
-        indices = jax.lax.dynamic_slice(order, (position,), (microbatch_size,))
-        part = jax.tree.map(lambda x: x[indices], batch._replace(order=None))
-        whole = jax.tree.map(lambda x: x[minibatch], moments)
+    def take(batch: Batch, first: jax.Array, count: int) -> Batch:
+        """Take some transitions of a group, as its permutations order them."""
+        indices = jax.lax.dynamic_slice(batch.order.reshape(-1), (first,), (count,))
+        return jax.tree.map(lambda x: x[indices], batch._replace(order=None))
 
+    def gradient(params: Any, part: Batch, moments: Moments) -> tuple[Any, Losses]:
         def loss(params: Any) -> tuple[jax.Array, Losses]:
-            losses = ppo_loss(*network.apply(params, part.obs), part, whole, args)
+            losses = ppo_loss(*setup.network.apply(params, part.obs), part, moments, args)
             return losses.loss, losses
 
         return jax.grad(loss, has_aux=True)(params)
 
-    def add_gradient(total: Any, *inputs: Any) -> tuple[Any, Losses]:
-        return jax.tree.map(jnp.add, total, gradient(*inputs))
+    def apply(
+        params: Any, opt_state: Any, sums: tuple[Any, Losses]
+    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        grads, losses = sums
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
+        return optax.apply_updates(params, updates), opt_state, metrics
 
-    return jax.jit(gradient), jax.jit(add_gradient, donate_argnums=0)
+    minibatches = Minibatches(
+        count=args.update_epochs * args.num_minibatches,
+        size=setup.minibatch_size,
+        microbatch_size=setup.microbatch_size,
+        take=take,
+        axis=0,
+        gradient=gradient,
+        apply=apply,
+    )
+    return minibatches, learning_rate
 
 
 def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
     """Return the update: all epochs and minibatches on one rollout of every group."""
-    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
+    minibatches, learning_rate = make_minibatches(args, setup)
+    learn = make_learn(args.reduction, minibatches, exchange)
     prepare = make_prepare(setup.network, args)
-    minibatch_size, microbatch_size = setup.minibatch_size, setup.microbatch_size
-    gradient, add_gradient = make_gradient(setup.network, args, microbatch_size)
+    combine = jax.jit(combine_moments)
     keys = {
         group: jax.device_put(
             training.stream_key(args.seed, training.LEARNER_STREAM, group),
@@ -318,45 +335,20 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
         )
         for group in setup.layout.local_groups
     }
-    combine = jax.jit(combine_moments)
-
-    @jax.jit(donate_argnums=1)
-    def apply(
-        params: Any, opt_state: Any, groups: tuple[Any, ...]
-    ) -> tuple[Any, Any, dict[str, jax.Array]]:
-        grads, losses = tree_sum(groups)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
-        return optax.apply_updates(params, updates), opt_state, metrics
 
     def update(
         state: TrainState, rollouts: dict[int, GroupRollout], number: int
     ) -> tuple[TrainState, dict[str, Any]]:
-        groups = setup.layout.local_groups
-        params = exchange.spread(state.params)
         prepared = [
-            prepare(p, rollouts[g], keys[g], np.int32(number))
-            for p, g in zip(params, groups, strict=True)
+            prepare(params, rollouts[group], keys[group], np.int32(number))
+            for params, group in zip(
+                exchange.spread(state.params), setup.layout.local_groups, strict=True
+            )
         ]
         batches = [batch for batch, _ in prepared]
         moments = exchange.spread(combine(exchange.gather([m for _, m in prepared])))
-        state_params, opt_state = state
-        for minibatch in range(args.update_epochs * args.num_minibatches):
-            results = []
-            for inputs in zip(params, batches, moments, strict=True):
-                position = minibatch * minibatch_size
-                result = gradient(*inputs, np.int32(minibatch), np.int32(position))
-                for start in range(microbatch_size, minibatch_size, microbatch_size):
-                    at = np.int32(position + start)
-                    result = add_gradient(result, *inputs, np.int32(minibatch), at)
-                results.append(result)
-            state_params, opt_state, metrics = apply(
-                state_params, opt_state, exchange.gather(results)
-            )
-            params = exchange.spread(state_params)
-        return TrainState(state_params, opt_state), metrics | {
-            "learning_rate": learning_rate(number - 1)
-        }
+        params, opt_state, metrics = learn(*state, batches, moments)
+        return TrainState(params, opt_state), metrics | {"learning_rate": learning_rate(number - 1)}
 
     return update
 

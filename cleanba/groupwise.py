@@ -61,11 +61,13 @@ class GroupExchange:
         self.layout = layout
         self.lead = devices[layout.learner_device_ids[0]]
         self._group_devices = [devices[layout.learner_of_group[g]] for g in layout.local_groups]
+        by_process = [
+            [d for d in jax.devices() if d.process_index == p] for p in range(layout.num_processes)
+        ]
+        # learner devices of all processes, in the order of the groups
+        self.learners = [own[i] for own in by_process for i in layout.learner_device_ids]
         if layout.num_processes > 1:
-            leads = [
-                [d for d in jax.devices() if d.process_index == p][layout.learner_device_ids[0]]
-                for p in range(layout.num_processes)
-            ]
+            leads = [own[layout.learner_device_ids[0]] for own in by_process]
             mesh = Mesh(np.array(leads), ("process",))
             self._split = NamedSharding(mesh, PartitionSpec("process"))
             whole = NamedSharding(mesh, PartitionSpec())

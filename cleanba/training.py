@@ -56,6 +56,7 @@ class CommonArgs(Protocol):
     hiddens: tuple[int, ...] | None
     atari_preprocessing: str
     microbatch_size: int | None
+    reduction: str
     xla_cpu_pool_size: int
     hardware: Hardware
     run: RunOptions
@@ -209,6 +210,12 @@ def _checked(
         )
     process, num_processes = placement.slurm_processes(args.hardware)
     layout = placement.plan(args.hardware, groups, process, num_processes)
+    learners = len(args.hardware.learner_device_ids) * num_processes
+    if args.reduction == "psum" and groups % learners:
+        raise ValueError(
+            f"--reduction psum: {groups} environment groups cannot be shared evenly by {learners} "
+            "learner devices"
+        )
     env_seeds(args.seed, 0, num_envs)
     check_env_id(args.env_id)
     system = name if args.concurrency else f"{name}-sync"
@@ -426,7 +433,8 @@ def train(
     # checkpoint holds both.
     previous = state.params
     if setup.checkpoint is not None:
-        state, previous = checkpoints.restore(setup.checkpoint, (state, previous))
+        tree = checkpoints.restore(setup.checkpoint, _as_tree(state, previous))
+        state, previous = TrainState(tree["params"], tree["opt_state"]), tree["previous"]
     if len(set(exchange.gather_json(setup.updates_done))) > 1:
         raise RuntimeError("the processes found different checkpoints: do they share the folder?")
     log = RunLog(setup, versions()) if setup.layout.process == 0 else None
@@ -494,7 +502,7 @@ def train(
                     )
                     if run.checkpoint_every and number % run.checkpoint_every == 0:
                         what = pinned(setup.hyperparameters)
-                        log.save_checkpoint((state, previous), number, now, what)
+                        log.save_checkpoint(_as_tree(state, previous), number, now, what)
                 last = now
     except BaseException as caught:
         error = caught
@@ -504,6 +512,11 @@ def train(
         if log is not None:
             log.close(error)
     return state
+
+
+def _as_tree(state: TrainState, previous: Any) -> dict[str, Any]:
+    """Return what a checkpoint holds."""
+    return {**state._asdict(), "previous": previous}
 
 
 def _describe_rollouts(setup: Setup, rollouts: list, learner_version: int) -> dict[str, Any]:

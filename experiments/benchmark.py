@@ -86,6 +86,7 @@ def measure_ceilings(case: Case) -> dict[str, float]:
     from cleanba.actor_learner import GroupRollout
     from cleanba.command_line import parse
     from cleanba.environments import env_seeds, make_envs
+    from cleanba.reduction import make_gradient
 
     trainer = {"ppo": cleanba_ppo, "impala": cleanba_impala}[case.algorithm]
     is_ppo = case.algorithm == "ppo"
@@ -141,7 +142,7 @@ def measure_ceilings(case: Case) -> dict[str, float]:
         behaviour=cleanba_ppo.Behaviour(value, value) if is_ppo else logits,
     )
     rollout = jax.device_put(rollout, device)
-    gradient, _ = trainer.make_gradient(setup.network, args, setup.microbatch_size)
+    gradient, _ = make_gradient(trainer.make_minibatches(args, setup)[0])
     if is_ppo:
         batch, moments = trainer.make_prepare(setup.network, args)(
             params, rollout, key, np.int32(1)
@@ -149,7 +150,7 @@ def measure_ceilings(case: Case) -> dict[str, float]:
         inputs = (batch, moments, np.int32(0), np.int32(0))
         images, per_step = setup.microbatch_size, float(args.update_epochs)
     else:
-        inputs = (rollout, np.int32(0))
+        inputs = (rollout, (), np.int32(0), np.int32(0))
         images = setup.microbatch_size * (case.num_steps + 1)
         per_step = (case.num_steps + 1) / case.num_steps
     gradients = calls_per_second(lambda: jax.block_until_ready(gradient(params, *inputs))) * images

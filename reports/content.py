@@ -432,11 +432,15 @@ def summary_sentences(
     missing = f" {planned} are planned." if planned and planned != total else ""
     sentences.append(f"{done} of {total} runs are completed.{missing}")
     fewest, most = found.scores["runs"].min(), found.scores["runs"].max()
-    if len(found.scores) and fewest < FEW_RUNS:
+    if len(found.scores) and most == 1:
+        sentences.append(
+            "With 1 seed per result there are no intervals: nothing here says how much seeds differ."
+        )
+    elif len(found.scores) and fewest < FEW_RUNS:
         count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         sentences.append(
-            f"With {count} {'seed' if most == 1 else 'seeds'} per result the intervals are too "
-            "narrow to be trusted as such: read them as the spread of the seeds."
+            f"With {count} seeds per result the intervals are too narrow to be trusted as such: "
+            "read them as the spread of the seeds."
         )
     count = (
         "No problem" if not problems else "1 problem" if problems == 1 else f"{problems} problems"

@@ -1,5 +1,7 @@
 """Gradients by group are the gradient of the whole batch, and sums have one order."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,18 @@ from cleanba import cleanba_ppo as ppo
 from cleanba.actor_learner import GroupRollout
 from cleanba.groupwise import fingerprint, tree_sum
 from cleanba.networks import make_network
+from cleanba.reduction import make_gradient
 
 ENVS, STEPS, ACTIONS = 8, 12, 3
+
+
+class Shapes(NamedTuple):
+    """What minibatches need to know of a run."""
+
+    network: Any
+    minibatch_size: int
+    microbatch_size: int
+    num_updates: int = 10
 
 
 def make_rollout(network, params, behaviour):
@@ -68,15 +80,15 @@ def test_ppo_gradients_by_group_are_one_big_batch_gradient(network, params, grou
     moments = ppo.combine_moments(tuple(m for _, m in prepared))
     size = STEPS * ENVS // groups // args.num_minibatches
     micro = size // microbatches
-    gradient, add_gradient = ppo.make_gradient(network, args, micro)
+    setup = Shapes(network, minibatch_size=size, microbatch_size=micro)
+    gradient, add_gradient = make_gradient(ppo.make_minibatches(args, setup)[0])
     for minibatch in range(4):
         results = []
         for batch in batches:
-            start = minibatch * size
-            result = gradient(params, batch, moments, np.int32(minibatch), np.int32(start))
+            inputs = (params, batch, moments, np.int32(minibatch))
+            result = gradient(*inputs, np.int32(0))
             for m in range(1, microbatches):
-                at = np.int32(start + m * micro)
-                result = add_gradient(result, params, batch, moments, np.int32(minibatch), at)
+                result = add_gradient(result, *inputs, np.int32(m * micro))
             results.append(result)
         actual, losses = tree_sum(results)
 
@@ -102,12 +114,13 @@ def test_ppo_gradients_by_group_are_one_big_batch_gradient(network, params, grou
 def test_impala_gradients_by_group_are_one_big_batch_gradient(network, params, groups, microbatch):
     args = impala.Args(num_minibatches=1)
     rollout = make_rollout(network, params, lambda logits, *_: logits)
-    gradient, add_gradient = impala.make_gradient(network, args, microbatch)
+    setup = Shapes(network, minibatch_size=ENVS // groups, microbatch_size=microbatch)
+    gradient, add_gradient = make_gradient(impala.make_minibatches(args, setup)[0])
     results = []
     for part in split(rollout, groups):
-        result = gradient(params, part, np.int32(0))
+        result = gradient(params, part, (), np.int32(0), np.int32(0))
         for start in range(microbatch, ENVS // groups, microbatch):
-            result = add_gradient(result, params, part, np.int32(start))
+            result = add_gradient(result, params, part, (), np.int32(0), np.int32(start))
         results.append(result)
     actual, losses = tree_sum(results)
 
