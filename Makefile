@@ -7,7 +7,7 @@ BIN := .venv/bin
 LAUNCH_FLAGS := $(if $(RETRY),--retry)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart study report lag test lint format bench
+.PHONY: help setup quickstart study report lag certify replay test lint format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ report: .venv/installed ## write the report of a study: STUDY=quickstart [RUNS=r
 lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
 	$(BIN)/python -m analysis lag $(RUN)
 
+certify: .venv/installed ## certify that layouts give the same bits [ARGS=--quick]
+	$(BIN)/python -m cleanba.certify $(ARGS)
+
+replay: .venv/installed ## check a run's episodes by simulating its actions again: RUN=runs/quickstart/...
+	$(BIN)/python -m cleanba.replay $(RUN)
+
 test: .venv/installed lint ## run the linter and all tests
 	$(BIN)/python -m pytest
 
@@ -47,6 +53,7 @@ format: .venv/installed ## format the source
 
 bench: .venv/installed ## measure speed: trainers against this machine's ceilings, analysis against rliable
 	$(BIN)/python -m experiments.benchmark --json $(RUNS)/benchmark.json
+	$(BIN)/python -m experiments.benchmark_exactness --json $(RUNS)/benchmark_exactness.json
 	$(BIN)/python -m experiments.benchmark_analysis bootstrap
 	$(BIN)/python -m experiments.benchmark_analysis curves
 	$(BIN)/python -m experiments.benchmark_analysis reading

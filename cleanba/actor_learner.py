@@ -23,10 +23,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cleanba.actions import GroupDigest
 from cleanba.environments import Episode, EpisodeStatistics, play
+from cleanba.groupwise import on_device
 
 Act = Callable[[Any, Any, Any, Any], tuple[Any, Any, Any]]
 
@@ -128,6 +130,12 @@ class OneItemQueue:
         raise Stopped
 
 
+@jax.jit
+def _stack(steps: list[Any]) -> Any:
+    """Stack pytrees along a new first axis, on the device that they are on."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *steps)
+
+
 class EnvGroup:
     """One environment group: its environments, its random key, its fixed-shape inference call."""
 
@@ -197,9 +205,8 @@ class EnvGroup:
 
     def finish_rollout(self, device: jax.Device) -> tuple[GroupRollout, GroupTrace, list[Episode]]:
         """Hand the rollout over, on the device of the group's learner, with what is recorded of it."""
-        behaviour = jax.tree.map(lambda *x: np.stack(x), *jax.device_get(self._behaviour))
         rollout = GroupRollout(
-            self._obs_buffer, self._dones, self._actions, self._rewards, behaviour
+            self._obs_buffer, self._dones, self._actions, self._rewards, _stack(self._behaviour)
         )
         dones = self._dones[1:]
         digest = self._digest.update(self._actions, self._unclipped, dones)
@@ -416,10 +423,10 @@ class ActorLearner:
         self.put_params(params)
 
     def _send(self, version: int, params: Any) -> None:
-        on_device = {device: jax.device_put(params, device) for device in set(self._devices)}
+        copies = {device: on_device(params, device) for device in set(self._devices)}
         try:
             for actor, device in zip(self._actors, self._devices, strict=True):
-                actor.params_queue.put(Parameters(version, on_device[device]))
+                actor.params_queue.put(Parameters(version, copies[device]))
         except Stopped:
             assert self._failure.error is not None
             raise self._failure.error from None

@@ -48,6 +48,17 @@ def fingerprint(params: Any) -> str:
     return digest.hexdigest()
 
 
+def on_device(tree: Any, device: jax.Device) -> Any:
+    """Copy a pytree of arrays to a device; one that lies there is returned as it is.
+
+    `jax.device_put` of small arrays to where they are takes longer than many a computation on them.
+    """
+    there = {device}
+    if all(isinstance(x, jax.Array) and x.devices() == there for x in jax.tree.leaves(tree)):
+        return tree
+    return jax.device_put(tree, device)
+
+
 class GroupExchange:
     """Moves pytrees between the learner devices of the groups and the device of the update.
 
@@ -85,7 +96,7 @@ class GroupExchange:
 
     def spread(self, tree: Any) -> list[Any]:
         """Copy a pytree from the lead device to the learner device of every local group."""
-        copies = {device: jax.device_put(tree, device) for device in set(self._group_devices)}
+        copies = {device: on_device(tree, device) for device in set(self._group_devices)}
         return [copies[device] for device in self._group_devices]
 
     def gather(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -97,7 +108,7 @@ class GroupExchange:
         Returns:
           One pytree per group of the run, in the order of the groups.
         """
-        local = tuple(jax.device_put(value, self.lead) for value in values)
+        local = tuple(on_device(value, self.lead) for value in values)
         if self.layout.num_processes == 1:
             return local
         stacked = self._stack(*local)

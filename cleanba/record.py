@@ -210,7 +210,7 @@ class RunWriter:
     def _open(self) -> None:
         (self.directory / ACTIONS_FILE).parent.mkdir(exist_ok=True)
         self._actions = open(self.directory / ACTIONS_FILE, "ab")  # noqa: SIM115
-        self._files = {kind: open(self.directory / f"{kind}.jsonl", "a") for kind in LINE_FILES}  # noqa: SIM115
+        self._files = {kind: open(self.directory / f"{kind}.jsonl", "ab") for kind in LINE_FILES}  # noqa: SIM115
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file of lines and actions, all of it safely on disk."""
@@ -234,16 +234,12 @@ class RunWriter:
           kind: `episodes`, `updates` or `rollouts`.
           rows: one mapping per line. NaN and infinities, which JSON cannot say, become null.
         """
-        encode = json.dumps
-        lines = []
-        for row in rows:
-            try:
-                lines.append(encode(row, allow_nan=False))
-            except (TypeError, ValueError):
-                lines.append(encode(_jsonable(row)))
+        lines = [
+            orjson.dumps(row, default=_jsonable, option=orjson.OPT_SERIALIZE_NUMPY) for row in rows
+        ]
         if lines:
             file = self._files[kind]
-            file.write("\n".join(lines) + "\n")
+            file.write(b"\n".join(lines) + b"\n")
             file.flush()
 
     def close(self, status: str, error: BaseException | str | None = None) -> None:

@@ -3,6 +3,7 @@
 import base64
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -34,6 +35,10 @@ INIT_STREAM, ACTION_STREAM, LEARNER_STREAM = 0, 1, 2
 # Most images that one call of a gradient function takes on a CPU: XLA computes convolution gradients
 # fastest in batches of 16 to 64 images there (`make bench`).
 CPU_IMAGES_PER_GRADIENT = 64
+
+# Seconds between two switches of Python's threads: less than an environment step takes. With Python's
+# own 5 ms the actors of fast environments wait for the learner's bookkeeping.
+SWITCH_INTERVAL = 1e-4
 
 # Recorded, and the same for a run and its resumption.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "rlax", "envpool", "numpy")
@@ -428,6 +433,8 @@ def train(
     Returns:
       The final state.
     """
+    # An actor that wants to send its actions waits this long for the learner's Python to let go.
+    sys.setswitchinterval(SWITCH_INTERVAL)
     run = setup.args.run
     # The Cleanba architecture collects its next rollout with the parameters before the newest, so a
     # checkpoint holds both.

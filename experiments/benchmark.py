@@ -12,6 +12,7 @@ and a trainer that lets them overlap can exceed it. Ratios within one run are wh
 absolute numbers drift with what else the machine does.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -73,7 +74,7 @@ def calls_per_second(call: Callable[[], Any], seconds: float = SECONDS_PER_CEILI
     return calls / (time.perf_counter() - start)
 
 
-def measure_ceilings(case: Case) -> dict[str, float]:
+def measure_ceilings(case: Case, pool_size: int) -> dict[str, float]:
     """Time the parts of a trainer, each alone, in this process.
 
     Returns:
@@ -92,6 +93,7 @@ def measure_ceilings(case: Case) -> dict[str, float]:
     is_ppo = case.algorithm == "ppo"
     with tempfile.TemporaryDirectory() as folder:
         argv = [*_arguments(case), "--total-timesteps", "100000", "--runs-dir", folder]
+        argv += ["--xla-cpu-pool-size", str(pool_size)]
         args = parse(trainer.Args, argv, "")
         setup = training.prepare(
             args,
@@ -168,25 +170,49 @@ def ceiling_of(parts: dict[str, float]) -> float:
     return 1 / (seconds + parts["gradients_per_step"] / parts["gradient"])
 
 
-def measure_trainer(case: Case, architecture: str, seconds_limit: float = 900) -> float:
-    """Return the steps per second of a trainer, after its first updates."""
+class Timing(NamedTuple):
+    """How fast a trainer was, after its first updates."""
+
+    steps_per_second: float
+
+
+def time_trainer(case: Case, flags: list[str], folder: Path, seconds_limit: float = 900) -> Timing:
+    """Train a case with some flags, recording into a folder, and time it."""
     batch = case.num_envs * case.num_steps
     script = Path(__file__).parents[1] / "cleanba" / f"cleanba_{case.algorithm}.py"
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, str(script), *_arguments(case), architecture, "--runs-dir", folder,
-            "--total-timesteps", str(batch * (case.updates + WARM_UP_UPDATES)),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, timeout=seconds_limit)
-        (path,) = Path(folder).glob("*/*/updates.jsonl")
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    command = [
+        sys.executable, str(script), *_arguments(case), *flags, "--runs-dir", str(folder),
+        "--total-timesteps", str(batch * (case.updates + WARM_UP_UPDATES)),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds_limit)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
+    (path,) = folder.glob("*/*/updates.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     first, last = rows[WARM_UP_UPDATES - 1], rows[-1]
-    return (last["step"] - first["step"]) / (last["wall_time"] - first["wall_time"])
+    steps, seconds = last["step"] - first["step"], last["wall_time"] - first["wall_time"]
+    return Timing(steps / seconds)
 
 
-def _ceilings_in_a_process(case: Case) -> dict[str, float]:
+def measure_trainer(case: Case, architecture: str, pool_size: int) -> float:
+    """Return the steps per second of a trainer, after its first updates."""
+    flags = [architecture, "--xla-cpu-pool-size", str(pool_size)]
+    with tempfile.TemporaryDirectory() as folder:
+        return time_trainer(case, flags, Path(folder)).steps_per_second
+
+
+def _ceilings_in_a_process(case: Case, pool_size: int) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.benchmark", "--cases", case.name, "--ceilings-only"],
+        [
+            sys.executable,
+            "-m",
+            "experiments.benchmark",
+            "--cases",
+            case.name,
+            "--ceilings-only",
+            "--pool-sizes",
+            str(pool_size),
+        ],
         check=True,
         capture_output=True,
         text=True,
@@ -194,16 +220,17 @@ def _ceilings_in_a_process(case: Case) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case, pool_size: int) -> dict[str, Any]:
     """Measure one case: ceilings, the trainer in both architectures, and the ceilings again."""
-    before = _ceilings_in_a_process(case)
-    cleanba = measure_trainer(case, "--concurrency")
-    synchronous = measure_trainer(case, "--no-concurrency")
-    after = _ceilings_in_a_process(case)
+    before = _ceilings_in_a_process(case, pool_size)
+    cleanba = measure_trainer(case, "--concurrency", pool_size)
+    synchronous = measure_trainer(case, "--no-concurrency", pool_size)
+    after = _ceilings_in_a_process(case, pool_size)
     parts = {k: (before[k] + after[k]) / 2 for k in before}
     ceiling = ceiling_of(parts)
     return {
         "case": case.name,
+        "pool": pool_size,
         **parts,
         "ceiling": ceiling,
         "ceiling_drift": ceiling_of(after) / ceiling_of(before),
@@ -220,16 +247,23 @@ class Args:
 
     cases: tuple[str, ...] = tuple(case.name for case in CASES)
     """Cases, by name."""
+    pool_sizes: tuple[int, ...] = (8, 2)
+    """Sizes of XLA's CPU thread pool, a part of the configuration: the default, and a faster one where
+    there are 2 cores and at most 2 devices."""
     json: str | None = None
     """Write the results to this file too."""
     ceilings_only: Annotated[bool, tyro.conf.arg(help="Print the ceilings of one case.")] = False
 
 
 COLUMNS = (
-    ("case", "{}"), ("env", "{:,.0f}"), ("forward", "{:,.0f}"), ("gradient", "{:,.0f}"),
+    ("case", "{}"), ("pool", "{}"), ("env", "{:,.0f}"), ("forward", "{:,.0f}"), ("gradient", "{:,.0f}"),
     ("ceiling", "{:,.0f}"), ("cleanba", "{:,.0f}"), ("cleanba_ratio", "{:.2f}"),
     ("synchronous", "{:,.0f}"), ("synchronous_ratio", "{:.2f}"), ("ceiling_drift", "{:.2f}"),
 )  # fmt: skip
+
+
+def _width(name: str) -> int:
+    return max(7, len(name))
 
 
 def main(args: Args) -> None:
@@ -239,17 +273,22 @@ def main(args: Args) -> None:
         if name not in by_name:
             raise BadInput(f"--cases {name}: choose from {', '.join(by_name)}")
     if args.ceilings_only:
-        print(json.dumps(measure_ceilings(by_name[args.cases[0]])))
+        print(json.dumps(measure_ceilings(by_name[args.cases[0]], args.pool_sizes[0])))
         return
     cores = len(os.sched_getaffinity(0))
     print(f"steps per second on {cores} cores; {CASES[0].__doc__}")
-    print("  ".join(f"{name:>22}" if name == "case" else f"{name:>17}" for name, _ in COLUMNS))
+    print(
+        "  ".join(
+            f"{name:>22}" if name == "case" else f"{name:>{_width(name)}}" for name, _ in COLUMNS
+        )
+    )
     results = []
-    for name in args.cases:
-        row = measure(by_name[name])
+    for name, pool_size in itertools.product(args.cases, args.pool_sizes):
+        row = measure(by_name[name], pool_size)
         results.append(row)
         cells = [form.format(row[column]) for column, form in COLUMNS]
-        print("  ".join([f"{cells[0]:>22}", *(f"{cell:>17}" for cell in cells[1:])]), flush=True)
+        widths = [22, *(_width(name) for name, _ in COLUMNS[1:])]
+        print("  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)), flush=True)
     if args.json:
         path = Path(args.json)
         path.parent.mkdir(parents=True, exist_ok=True)

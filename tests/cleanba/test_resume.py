@@ -40,7 +40,7 @@ elif kind == "half-line":  # of the moment-th update
         rows = list(rows)
         if kind == "updates" and rows[0]["version"] == moment:
             file = self._files[kind]
-            file.write('{"version": 12, "st')
+            file.write(b'{"version": 12, "st')
             file.flush()
             die()
         whole(self, kind, rows)
