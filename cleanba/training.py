@@ -511,6 +511,15 @@ def train(
                         what = pinned(setup.hyperparameters)
                         log.save_checkpoint(_as_tree(state, previous), number, now, what)
                 last = now
+    except jax.errors.JaxRuntimeError as caught:
+        error = caught
+        if setup.layout.num_processes == 1:
+            raise
+        error = ConnectionError(
+            "another process of this run has ended or cannot be reached (its own output says why); "
+            "--resume goes on from the last checkpoint"
+        )
+        raise error from caught
     except BaseException as caught:
         error = caught
         raise

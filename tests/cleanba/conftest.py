@@ -18,8 +18,9 @@ SMALL = [
 
 
 # What srun sets for two processes on one host, but for SLURM_PROCID.
+# The port of a run is made from the job's id, and tests may run side by side.
 SLURM = {
-    "SLURM_JOB_ID": "26017", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
+    "SLURM_JOB_ID": str(26_000 + os.getpid() % 1000), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
     "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
 }  # fmt: skip
 
