@@ -281,11 +281,22 @@ def test_help_has_a_sentence_for_every_flag(train, algorithm):
         assert flag in text
 
 
-def test_two_processes_give_the_bits_of_one(train):
-    single = outcome(train("ppo", "--num-actor-threads", 1))
+# As printed in the README of Cleanba, but for CUDA_VISIBLE_DEVICES and the job's id.
+SLURM_README = shlex.split(
+    "--distributed --actor-device-ids 0 --learner-device-ids 1 2 3 --local-num-envs 60"
+)
+
+
+def test_the_two_process_command_lines_of_the_readme_give_the_bits_of_one_process(train):
+    # two updates, of a network and a rollout that a CPU can compute
+    small = (
+        "--num-steps", "16", "--total-timesteps", "7680", "--network", "nature", "--channels", "4",
+        "4", "4", "--hiddens", "16", "--fingerprint-every", "1", "--no-progress",
+    )  # fmt: skip
+    single = outcome(train("ppo", "--num-envs", "240", *small, small=False))
     processes = [
         train.start(
-            "ppo", "--distributed", "--num-actor-threads", 1, "--learner-device-ids", 0, 1,
+            "ppo", *SLURM_README, *small, small=False,
             env=os.environ | SLURM | {"SLURM_PROCID": str(rank)},
         )
         for rank in range(2)
@@ -295,6 +306,7 @@ def test_two_processes_give_the_bits_of_one(train):
         assert process.returncode == 0, stderr
     (folder,) = [p.parent for p in train.runs_dir.glob("*/*-d2-*/run.json")]
     assert outcome(folder) == single
+    assert len(set(single["fingerprints"])) == 2
 
 
 def test_memory_does_not_grow_with_steps(train):
