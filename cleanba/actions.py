@@ -22,6 +22,10 @@ import numpy as np
 DIGEST_SIZE = 16  # bytes
 
 
+class DamagedActions(ValueError):
+    """Recorded actions that no run can have taken."""
+
+
 class Shape(NamedTuple):
     """What decides the size of a frame."""
 
@@ -89,12 +93,18 @@ def pack(frame: Frame, shape: Shape) -> bytes:
 
 
 def unpack(data: bytes, shape: Shape) -> Frame:
-    """Return the frame that some bytes hold, `shape.frame_size` of them."""
+    """Return the frame that some bytes hold, `shape.frame_size` of them.
+
+    Raises:
+      DamagedActions: if an action is out of range, which environments do not check.
+    """
     packed = np.frombuffer(data[:-DIGEST_SIZE], np.uint8)
     count = shape.num_steps * shape.num_envs
     bits = np.unpackbits(packed, count=count * shape.bits).reshape(count, shape.bits)
     words = np.packbits(np.pad(bits, ((0, 0), (16 - shape.bits, 0))), axis=1)
     actions = words.view(">u2").astype(np.int32)
+    if actions.max() >= shape.num_actions:
+        raise DamagedActions(f"action {actions.max()} of {shape.num_actions}")
     return Frame(actions.reshape(shape.num_steps, shape.num_envs), data[-DIGEST_SIZE:])
 
 

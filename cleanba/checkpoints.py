@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from cleanba.record import CHECKPOINTS_FOLDER, RecordError, replace_file
+from cleanba.record import CHECKPOINTS_FOLDER, RecordError, jsonable, replace_file
 
 MARKER = "checkpoint.json"
 
@@ -94,7 +94,7 @@ def save(
         "wall_time": wall_time,
         "sizes": dict(sizes),
         "digests": digests,
-        "pinned": dict(pinned),
+        "pinned": jsonable(pinned),
         "files": _digest_files(folder),
     }
     replace_file(folder / MARKER, json.dumps({"sha256": _digest_json(body), **body}, indent=1))
@@ -125,7 +125,7 @@ def read(folder: Path) -> Checkpoint:
     Raises:
       RecordError: with one line, if it is damaged.
     """
-    damaged = f"{folder} is damaged (without that folder, the checkpoint before it is used)"
+    damaged = f"{folder} is damaged (moved away, the checkpoint before it is used, if there is one)"
     try:
         body = json.loads((folder / MARKER).read_bytes())
         digest = body.pop("sha256")
@@ -153,8 +153,7 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> No
     Raises:
       RecordError: with one line, that names everything that differs.
     """
-    # As JSON has it: tuples are lists.
-    now = json.loads(json.dumps(now))
+    now = jsonable(now)  # as it is on disk
     differences = [
         f"{name} {then.get(part, {}).get(name)!r} then, {now[part].get(name)!r} now"
         for part in now

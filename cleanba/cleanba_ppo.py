@@ -370,8 +370,8 @@ def main(args: Args) -> None:
     optimizer, _ = make_optimizer(args, setup.num_updates)
     state = TrainState(params, jax.jit(optimizer.init)(params))
     update = make_update(args, setup, exchange)
-    state = training.train(setup, state, make_act(setup.network), update, exchange)
-    evaluate.keep_model(setup, state.params)
+    training.train(setup, state, make_act(setup.network), update, exchange)
+    evaluate.show_model(setup)
 
 
 if __name__ == "__main__":

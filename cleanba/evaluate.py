@@ -52,7 +52,9 @@ def save_model(path: Path, model: Model) -> None:
         "hyperparameters": model.hyperparameters,
     }
     tree = {"header": json.dumps(header), "params": model.params}
-    path.write_bytes(flax.serialization.msgpack_serialize(tree))
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(flax.serialization.msgpack_serialize(tree))
+    temporary.replace(path)
 
 
 def load_model(path: Path) -> Model:
@@ -188,16 +190,30 @@ def announce_upload(upload: bool) -> None:
         print(f"note: the model will be saved but not uploaded: {obstacle}")
 
 
-def keep_model(setup: "Setup", params: Any) -> None:
-    """Save, evaluate, film and upload the final model of a run, as far as was asked for."""
+def _final_model(setup: "Setup") -> Path | None:
+    """Return where the final model of a run belongs, or None if nobody asked for it."""
     options = setup.args.run
     wanted = options.save_model or options.upload_model or options.capture_video
     if not wanted or setup.layout.process != 0:
+        return None
+    return setup.directory / f"{setup.name}.cleanrl_model"
+
+
+def save_final_model(setup: "Setup", params: Any) -> None:
+    """Save the final model of a run, if that was asked for."""
+    path = _final_model(setup)
+    if path is not None:
+        params = jax.device_get(params)
+        save_model(path, Model(setup.spec.env_id, setup.args.seed, setup.hyperparameters, params))
+
+
+def show_model(setup: "Setup") -> None:
+    """Evaluate, film and upload the final model of a run, as far as was asked for."""
+    path = _final_model(setup)
+    if path is None:
         return
-    params = jax.device_get(params)
-    model = Model(setup.spec.env_id, setup.args.seed, setup.hyperparameters, params)
-    path = setup.directory / f"{setup.name}.cleanrl_model"
-    save_model(path, model)
+    options = setup.args.run
+    model = load_model(path)
     video = setup.directory / "videos" / f"{setup.spec.env_id}.mp4"
     returns = evaluate(model, EVALUATION_EPISODES, video if options.capture_video else None)
     print(f"model: {path}, evaluation: {describe_returns(returns)}")

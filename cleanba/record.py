@@ -5,6 +5,7 @@ writer and its only reader. It imports neither jax nor torch, so that any tool c
 """
 
 import contextlib
+import fcntl
 import getpass
 import json
 import os
@@ -121,17 +122,18 @@ def _check_finite_json(value: float) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """Return a value as the record has it: plain JSON types, null for NaN and infinities."""
     if isinstance(value, float):
         return _check_finite_json(value)
     if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
+        return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
+        return [jsonable(v) for v in value]
     if isinstance(value, (str, int, bool)) or value is None:
         return value
     if hasattr(value, "item"):
-        return _jsonable(value.item())
+        return jsonable(value.item())
     return str(value)
 
 
@@ -159,14 +161,15 @@ class RunWriter:
         self.directory = Path(directory)
         check_writable(self.directory, overwrite)
         if overwrite and self.directory.exists():
-            shutil.rmtree(self.directory)
+            _delete(self.directory)
         self.directory.mkdir(parents=True)
+        self._lock = _lock(self.directory)
         missing = {"system", "setting", "env_id", "seed"} - set(header)
         if missing:
             raise RecordError(f"{self.directory}: a run record needs {sorted(missing)}")
         self.info: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
-            **{k: _jsonable(v) for k, v in header.items()},
+            **{k: jsonable(v) for k, v in header.items()},
             "command": redact_command(header.get("command", [])),
             "started": _now(),
             "ended": None,
@@ -192,6 +195,7 @@ class RunWriter:
         """
         self = cls.__new__(cls)
         self.directory = Path(directory)
+        self._lock = _lock(self.directory)
         self.info = read_run(self.directory).info
         for name, size in sizes.items():
             path = self.directory / name
@@ -201,7 +205,7 @@ class RunWriter:
                 raise RecordError(f"{path} {what}; it had {size} at the checkpoint")
         for name, size in sizes.items():
             os.truncate(self.directory / name, size)
-        resumed = [*self.info.get("resumed", []), _jsonable({"at": _now(), **note})]
+        resumed = [*self.info.get("resumed", []), jsonable({"at": _now(), **note})]
         self.info |= {"status": "running", "error": None, "ended": None, "resumed": resumed}
         self._save_info()
         self._open()
@@ -235,7 +239,7 @@ class RunWriter:
           rows: one mapping per line. NaN and infinities, which JSON cannot say, become null.
         """
         lines = [
-            orjson.dumps(row, default=_jsonable, option=orjson.OPT_SERIALIZE_NUMPY) for row in rows
+            orjson.dumps(row, default=jsonable, option=orjson.OPT_SERIALIZE_NUMPY) for row in rows
         ]
         if lines:
             file = self._files[kind]
@@ -257,6 +261,7 @@ class RunWriter:
         self.info["error"] = redact_text(error) if error else None
         self.info["files"] = _files_of(self.directory)
         self._save_info()
+        os.close(self._lock)
 
     def __enter__(self) -> "RunWriter":
         """Return the writer itself."""
@@ -275,6 +280,42 @@ class RunWriter:
 
     def _save_info(self) -> None:
         replace_file(self.directory / "run.json", json.dumps(self.info, indent=2) + "\n")
+
+
+def _lock(directory: Path) -> int:
+    """Take the lock of a record, which ends with the process or with the returned file's closing.
+
+    Raises:
+      RecordError: if another process has it.
+    """
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise RecordError(f"{directory} is being written by another process") from None
+    except OSError:
+        pass  # a file system without locks
+    return lock
+
+
+def check_idle(directory: Path) -> None:
+    """Refuse a record that a process is writing.
+
+    Raises:
+      RecordError: with one line.
+    """
+    os.close(_lock(directory))
+
+
+def _delete(directory: Path) -> None:
+    """Delete a run; killed in the middle of it, what is left is a run that can be deleted again."""
+    for path in sorted(directory.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "run.json":
+            path.unlink()
+    shutil.rmtree(directory)
 
 
 def _files_of(directory: Path) -> list[str]:
@@ -310,6 +351,7 @@ def check_writable(directory: Path, overwrite: bool) -> None:
         raise RecordError(
             f"{directory} already holds a run: --overwrite deletes it, --resume goes on"
         )
+    check_idle(directory)
 
 
 def _parse(raw: bytes, path: Path, number: int) -> Any:
@@ -393,6 +435,10 @@ def read_run(directory: Path | str) -> Run:
 def find_runs(*paths: Path | str) -> list[Path]:
     """Return the folders of all run records at or below the given paths, sorted, each once."""
     found = set()
-    for path in map(Path, paths):
-        found.update(header.parent for header in path.glob("**/run.json"))
+    for path in paths:
+        # os.walk, unlike glob, goes on where a folder has gone since it was listed
+        for folder, folders, files in os.walk(path):
+            if "run.json" in files:
+                found.add(Path(folder))
+                folders.clear()  # a run holds no runs, and its checkpoints come and go
     return sorted(found)

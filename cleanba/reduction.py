@@ -71,6 +71,23 @@ def _learn_by_group(minibatches: Minibatches, exchange: GroupExchange) -> Learn:
 
     starts = [np.int32(s) for s in range(0, minibatches.size, minibatches.microbatch_size)]
 
+    @jax.jit(donate_argnums=1)
+    def step(params: Any, opt_state: Any, data: Any, shared: Any, minibatch: jax.Array) -> Any:
+        sums = gradient(params, data, shared, minibatch, starts[0])
+        return minibatches.apply(params, opt_state, sums)
+
+    def learn_alone(
+        params: Any, opt_state: Any, data: Sequence[Any], shared: Sequence[Any]
+    ) -> tuple[Any, Any, Any]:
+        metrics = None
+        for minibatch in map(np.int32, range(minibatches.count)):
+            params, opt_state, metrics = step(params, opt_state, data[0], shared[0], minibatch)
+        return params, opt_state, metrics
+
+    if exchange.layout.num_groups == 1 and len(starts) == 1:
+        # One gradient, and so one layout: nothing to move or to add before the step.
+        return learn_alone
+
     def learn(
         params: Any, opt_state: Any, data: Sequence[Any], shared: Sequence[Any]
     ) -> tuple[Any, Any, Any]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from tqdm import tqdm
 
-from cleanba.actions import Frame, GroupDigest, Shape, combine_digests, read_frames
+from cleanba.actions import DamagedActions, Frame, GroupDigest, Shape, combine_digests, read_frames
 from cleanba.command_line import BadInput, run_command_line
 from cleanba.environments import EpisodeStatistics, env_seeds, make_envs, play
 from cleanba.record import ACTIONS_FILE, LINE_FILES, RecordError, Run, read_run
@@ -33,6 +33,7 @@ class Verified(NamedTuple):
     episodes: int
     steps: int
     rollouts: int
+    recorded: int  # episodes of the record, more than `episodes` where its actions end before them
 
 
 def shape_of(run: Run) -> Shape:
@@ -48,7 +49,9 @@ def shape_of(run: Run) -> Shape:
         raise BadInput(f"{run.path}: a record without actions (no {missing})") from None
 
 
-def simulate(run: Run, frames: Iterator[Frame], num_threads: int) -> Iterator[list[dict[str, Any]]]:
+def _simulate(
+    run: Run, frames: Iterator[Frame], num_threads: int
+) -> Iterator[list[dict[str, Any]]]:
     """Play the frames of a record, and check each one's digest.
 
     Args:
@@ -110,14 +113,23 @@ def check_whole(run: Run) -> int:
     if not path.is_file():
         raise Mismatch(f"{ACTIONS_FILE} is missing")
     frames, torn = divmod(path.stat().st_size, shape_of(run).frame_size)
+    # In this order: a run that is being written has more lines by now, not fewer.
+    updates, rollouts = len(run.lines("updates")), len(run.lines("rollouts"))
+    options = run.info["hyperparameters"]
+    groups, shape = options["num_env_groups"], shape_of(run)
     if run.completed:
-        updates, rollouts = len(run.lines("updates")), len(run.lines("rollouts"))
-        groups = run.info["hyperparameters"]["num_env_groups"]
-        if torn or not frames == updates == rollouts / groups:
-            raise Mismatch(
-                f"{ACTIONS_FILE} has {frames} rollouts and {torn} bytes, updates.jsonl {updates} "
-                f"updates, rollouts.jsonl {rollouts} rollouts of {groups} groups"
-            )
+        whole = options["total_timesteps"] // (shape.num_steps * shape.num_envs)
+        fits = not torn and whole == frames == updates == rollouts / groups
+    else:
+        # An update writes its episodes, rollouts, actions and its own line, in that order.
+        fits = updates >= frames - 1 and rollouts >= groups * frames
+        if run.info["status"] != "running":
+            fits = fits and updates <= frames and rollouts <= groups * (frames + 1)
+    if not fits:
+        raise Mismatch(
+            f"{ACTIONS_FILE} has {frames} rollouts and {torn} bytes, updates.jsonl {updates} "
+            f"updates, rollouts.jsonl {rollouts} rollouts of {groups} groups"
+        )
     return frames
 
 
@@ -140,14 +152,18 @@ def verify(run: Run, num_threads: int, progress: bool = False) -> Verified:
     batch = shape.num_steps * shape.num_envs
     fields = ("step", "env_index", "return", "length")
     recorded = [{k: row.get(k) for k in fields} for row in run.lines("episodes")]
+    total = len(recorded)
     if not run.completed:
-        # A run that was killed may have written episodes of a rollout without its actions.
+        # A run that was killed may have written the episodes of one rollout without its actions.
+        last = max((row["step"] for row in recorded), default=0)
+        if last > (rollouts + 1) * batch and run.info["status"] != "running":
+            raise Mismatch(f"an episode ends at step {last}, the actions at {rollouts * batch}")
         recorded = [row for row in recorded if row["step"] <= rollouts * batch]
     count = 0
-    frames = read_frames(run.path / ACTIONS_FILE, shape)
+    frames = read_frames(run.path / ACTIONS_FILE, shape, rollouts)
     bar = tqdm(total=rollouts * batch, unit="step", unit_scale=True, disable=not progress)
     with bar:
-        for episodes in simulate(run, frames, num_threads):
+        for episodes in _simulate(run, frames, num_threads):
             claimed = recorded[count : count + len(episodes)]
             for found, claim in itertools.zip_longest(episodes, claimed):
                 count += 1
@@ -158,7 +174,7 @@ def verify(run: Run, num_threads: int, progress: bool = False) -> Verified:
         raise Mismatch(
             f"episode {count + 1}: recorded {recorded[count]}, but the actions end before it"
         )
-    return Verified(count, rollouts * batch, rollouts)
+    return Verified(count, rollouts * batch, rollouts, total)
 
 
 def _differences(claim: dict[str, Any] | None, found: dict[str, Any]) -> str:
@@ -194,11 +210,11 @@ def main(args: Args) -> None:
     )
     try:
         done = verify(run, threads, args.progress)
-    except (Mismatch, RecordError) as error:
+    except (Mismatch, RecordError, DamagedActions) as error:
         print(f"not verified: {run.path}: {error}")
         raise SystemExit(1) from None
     print(
-        f"verified: {done.episodes:,} of {done.episodes:,} episodes, {done.steps:,} steps, "
+        f"verified: {done.episodes:,} of {done.recorded:,} episodes, {done.steps:,} steps, "
         f"{done.rollouts:,} rollouts"
     )
     if not run.completed:

@@ -16,16 +16,31 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from cleanba import __version__, checkpoints, placement
-from cleanba.actions import Shape, read_frames
-from cleanba.actor_learner import Act, ActorLearner, ActorThread, EnvGroup, Failure, GroupRollout
+from cleanba import __version__, checkpoints, evaluate, placement
+from cleanba.actions import DamagedActions, Shape, read_frames
+from cleanba.actor_learner import (
+    Act,
+    ActorLearner,
+    ActorThread,
+    EnvGroup,
+    Failure,
+    GroupRollout,
+    Stopped,
+)
 from cleanba.checkpoints import Checkpoint
 from cleanba.command_line import BadInput, RunOptions
 from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds, make_envs
 from cleanba.groupwise import GroupExchange
 from cleanba.networks import check_fits, default_network, make_network
 from cleanba.placement import Hardware, Layout
-from cleanba.record import ACTIONS_FILE, RecordError, check_writable, read_run, run_name
+from cleanba.record import (
+    ACTIONS_FILE,
+    RecordError,
+    check_idle,
+    check_writable,
+    read_run,
+    run_name,
+)
 from cleanba.run_log import RunLog
 
 # Streams of random keys. Every key of a run is folded in from (seed, stream, group), so that no two
@@ -254,7 +269,7 @@ def _checked(
         checkpoint = (
             checkpoints.newest(directory)
             if process
-            else _find_checkpoint(directory, pinned(hyperparameters))
+            else _find_checkpoint(directory, pinned(hyperparameters, layout))
         )
     return Setup(
         name=name,
@@ -274,15 +289,19 @@ def _checked(
     )
 
 
-def pinned(hyperparameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def pinned(hyperparameters: Mapping[str, Any], layout: Layout) -> dict[str, dict[str, Any]]:
     """Return what a run has to have in common with its resumption, for the bits to be the same."""
     device = jax.local_devices()[0]
     is_cpu = device.platform == "cpu"
     kind = placement.cpu_model() if is_cpu else device.device_kind
+    hardware = {"platform": device.platform, "device_kind": kind}
+    if hyperparameters["reduction"] == "psum":
+        hardware["learner_device_ids"] = list(layout.learner_device_ids)
+        hardware["num_processes"] = layout.num_processes
     return {
         "hyperparameters": dict(hyperparameters),
         "versions": versions(),
-        "hardware": {"platform": device.platform, "device_kind": kind},
+        "hardware": hardware,
     }
 
 
@@ -293,10 +312,12 @@ def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | No
       RecordError: with one line, if the record cannot be resumed.
     """
     try:
-        info = read_run(directory).info
+        run = read_run(directory)
     except RecordError:
         check_writable(directory, overwrite=False)  # nothing there, or something else
         return None
+    info = run.info
+    check_idle(directory)
     if info["status"] == "completed":
         raise RecordError(f"{directory} is completed: there is nothing to resume")
     hardware = {k: info["hardware"].get(k) for k in now["hardware"]}
@@ -304,12 +325,16 @@ def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | No
     checkpoint = checkpoints.newest(directory)
     if checkpoint is not None:
         checkpoints.check_same(checkpoint.pinned, now, str(checkpoint.folder))
-    elif not info.get("checkpoint_every"):
-        raise RecordError(
-            f"{directory} has no checkpoint, and was not run with --checkpoint-every: "
-            "--overwrite starts it over"
-        )
-    return checkpoint
+        return checkpoint
+    # Started over without being asked only where no more is lost than the last checkpoint would save.
+    every, updates = info.get("checkpoint_every"), len(run.lines("updates"))
+    if not every:
+        why = "was not run with --checkpoint-every"
+    elif updates > every or "resumed" in info:
+        why = f"has {updates} updates"
+    else:
+        return None
+    raise RecordError(f"{directory} has no checkpoint, and {why}: --overwrite starts it over")
 
 
 def choose_microbatch_size(
@@ -357,15 +382,24 @@ def initial_params(setup: Setup) -> Any:
 
 
 def _rebuild(
-    setup: Setup, checkpoint: Checkpoint, group: EnvGroup, advance: Callable[[int], Any]
+    setup: Setup,
+    checkpoint: Checkpoint,
+    group: EnvGroup,
+    advance: Callable[[int], Any],
+    failure: Failure,
 ) -> None:
     """Bring a new environment group to where it was at a checkpoint, by replaying its actions."""
     columns = slice(group.index * setup.group_size, (group.index + 1) * setup.group_size)
     digest = b""
     path = setup.directory / ACTIONS_FILE
-    for frame in read_frames(path, setup.actions_shape, checkpoint.update):
-        digest = group.replay(np.ascontiguousarray(frame.actions[:, columns]))
-        advance(setup.args.num_steps * setup.group_size)
+    try:
+        for frame in read_frames(path, setup.actions_shape, checkpoint.update):
+            if failure.stopped.is_set():
+                raise Stopped
+            digest = group.replay(np.ascontiguousarray(frame.actions[:, columns]))
+            advance(setup.args.num_steps * setup.group_size)
+    except DamagedActions as error:
+        raise RecordError(f"{path}: {error}") from None
     if digest.hex() != checkpoint.digests[group.index]:
         raise RecordError(
             f"{path}: the recorded actions do not lead environment group {group.index} to where "
@@ -393,7 +427,7 @@ def _make_actors(
         key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, index), device)
         group = EnvGroup(index, envs, setup.group_size, key, act)
         if setup.checkpoint is not None:
-            _rebuild(setup, setup.checkpoint, group, advance)
+            _rebuild(setup, setup.checkpoint, group, advance, failure)
         return group
 
     return [
@@ -508,9 +542,10 @@ def train(
                         last=number == setup.num_updates,
                     )
                     if run.checkpoint_every and number % run.checkpoint_every == 0:
-                        what = pinned(setup.hyperparameters)
+                        what = pinned(setup.hyperparameters, setup.layout)
                         log.save_checkpoint(_as_tree(state, previous), number, now, what)
                 last = now
+        evaluate.save_final_model(setup, state.params)  # before the record says `completed`
     except jax.errors.JaxRuntimeError as caught:
         error = caught
         if setup.layout.num_processes == 1:

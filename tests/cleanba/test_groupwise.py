@@ -10,9 +10,10 @@ import pytest
 from cleanba import cleanba_impala as impala
 from cleanba import cleanba_ppo as ppo
 from cleanba.actor_learner import GroupRollout
-from cleanba.groupwise import fingerprint, tree_sum
+from cleanba.groupwise import GroupExchange, fingerprint, tree_sum
 from cleanba.networks import make_network
-from cleanba.reduction import make_gradient
+from cleanba.placement import Hardware, plan
+from cleanba.reduction import make_gradient, make_learn
 
 ENVS, STEPS, ACTIONS = 8, 12, 3
 
@@ -137,6 +138,62 @@ def test_impala_gradients_by_group_are_one_big_batch_gradient(network, params, g
     )
     np.testing.assert_allclose(losses.loss, value, rtol=1e-5)
     assert losses.count == (~rollout.dones[:-1]).sum()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_all_ways_to_add_gradients_learn_the_same_to_1e_5(network, params, algorithm):
+    """By group or by device, in one group or four, in one call or in several."""
+    module = {"ppo": ppo, "impala": impala}[algorithm]
+    args = module.Args(num_minibatches=2, learning_rate=1e-3)
+    if algorithm == "ppo":
+        rollout = make_rollout(network, params, lambda _, lp, v: ppo.Behaviour(lp, v))
+        prepare = ppo.make_prepare(network, args)
+        # the same minibatches for any number of groups: all steps of some environments
+        batch, _ = prepare(params, rollout, jax.random.key(5), np.int32(1))
+        rows = np.arange(STEPS * ENVS).reshape(STEPS, 2, 2, 2)  # steps, half, quarter, environment
+    else:
+        rollout = make_rollout(network, params, lambda logits, *_: logits)
+    learned = {}
+    for reduction, groups, calls in (
+        ("groups", 1, 1), ("groups", 1, 2), ("groups", 2, 1), ("groups", 2, 2), ("psum", 1, 1), ("psum", 2, 1)
+    ):  # fmt: skip
+        units = ENVS // groups * (STEPS if algorithm == "ppo" else 1)
+        size = units // 2
+        setup = Shapes(network, minibatch_size=size, microbatch_size=size // calls)
+        minibatches, _ = module.make_minibatches(args, setup)
+        exchange = GroupExchange(plan(Hardware(num_actor_threads=1), groups, 0, 1))
+        learn = make_learn(reduction, minibatches, exchange)
+        optimizer, _ = module.make_optimizer(args, 10)
+        if algorithm == "ppo":
+            # minibatch m has half m of each group's rows; a group is a quarter of both halves, or all
+            data = []
+            for g in range(groups):
+                part = rows if groups == 1 else rows[:, :, g : g + 1]
+                order = np.concatenate([part[:, m].reshape(-1) for m in range(2)])
+                epochs = np.tile(order, (args.update_epochs, 1)).astype(np.int32)
+                data.append(batch._replace(order=epochs))
+            halves = np.stack([rows[:, m].reshape(-1) for m in range(2)] * args.update_epochs)
+            moments = ppo.minibatch_moments(batch.advantages[halves], batch.mask[halves])
+            shared = [moments] * groups
+        else:
+            envs = np.arange(ENVS).reshape(2, 2, 2)
+            data = []
+            for g in range(groups):
+                own = envs if groups == 1 else envs[:, g : g + 1]
+                data.append(jax.tree.map(lambda x, own=own: x[:, own.reshape(-1)], rollout))
+            shared = [()] * groups
+        data, shared = jax.device_put((data, shared), exchange.lead)
+        new, _, metrics = learn(params, optimizer.init(params), data, shared)
+        learned[reduction, groups, calls] = (new, metrics["loss"])
+    reference = learned.pop(("groups", 2, 2))
+    assert (
+        np.abs(
+            reference[0]["params"]["actor"]["kernel"] - params["params"]["actor"]["kernel"]
+        ).max()
+        > 1e-4
+    )
+    for other in learned.values():
+        assert_close(other, reference)
 
 
 def test_tree_sum_adds_pairwise_in_the_order_of_the_groups():

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from cleanba.actions import Frame, Shape, pack, read_frames, unpack
+from cleanba.actions import DamagedActions, Frame, Shape, pack, read_frames, unpack
 from cleanba.record import ACTIONS_FILE, RecordError, read_run
 from cleanba.replay import Mismatch, shape_of, verify
 
@@ -85,15 +85,55 @@ def cut_off_the_end(folder, rng):
     path.write_text("".join(rows[: -rng.randrange(1, 4)]))
 
 
+def cut_off_whole_rollouts(folder, rng):
+    """Leave out the end of the run, in every file."""
+    run = read_run(folder)
+    shape, groups = shape_of(run), run.info["hyperparameters"]["num_env_groups"]
+    updates = len(lines(folder, "updates"))
+    keep = updates - rng.randrange(1, updates)
+    data = (folder / ACTIONS_FILE).read_bytes()
+    (folder / ACTIONS_FILE).write_bytes(data[: keep * shape.frame_size])
+    steps = keep * shape.num_steps * shape.num_envs
+    for kind, test in (
+        ("updates", lambda row: row["version"] <= keep + 1),
+        ("rollouts", lambda row: row["rollout"] <= keep),
+        ("episodes", lambda row: row["step"] <= steps),
+    ):
+        rows = [json.dumps(row) + "\n" for row in lines(folder, kind) if test(row)]
+        (folder / f"{kind}.jsonl").write_text("".join(rows))
+    assert len(lines(folder, "rollouts")) == groups * keep
+
+
+def flip_a_bit_of_the_actions(folder, rng):
+    path = folder / ACTIONS_FILE
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(bytes(data))
+
+
+def claim_more_of_a_run_that_did_not_end(folder, rng):
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"status": "interrupted"}))
+    (folder / ACTIONS_FILE).write_bytes(b"")
+
+
 @pytest.mark.parametrize(("env_id", "trials"), [("CartPole-v1", 100), ("Breakout-v5", 20)])
 def test_tampering_is_caught_in_every_trial(records, env_id, trials, tmp_path):
     rng = random.Random(env_id)
-    ways = [change_return, change_action, remove_file, cut_off_the_end]
+    ways = [
+        change_return,
+        change_action,
+        remove_file,
+        cut_off_the_end,
+        cut_off_whole_rollouts,
+        flip_a_bit_of_the_actions,
+        claim_more_of_a_run_that_did_not_end,
+    ]
     for trial in range(trials):
         folder = tmp_path / str(trial)
         shutil.copytree(records[env_id], folder)
         rng.choice(ways)(folder, rng)
-        with pytest.raises((Mismatch, RecordError)):
+        with pytest.raises((Mismatch, RecordError, DamagedActions)):
             verify(read_run(folder), num_threads=1)
         shutil.rmtree(folder)
 
@@ -151,6 +191,7 @@ def test_an_interrupted_run_is_verified_as_far_as_its_actions_go(train):
     folder = found[0].parent
     while len(found[0].read_bytes()) < 5000:
         assert process.poll() is None
+    assert replay(folder).returncode == 0  # while it is being written
     process.send_signal(signal.SIGKILL)
     process.wait()
     with open(folder / ACTIONS_FILE, "ab") as file:

@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from .conftest import ROOT, SLURM, SMALL, lines, outcome
 
-# Kills its own process after a number of seconds since the record was begun or gone on with, or in
-# the middle of something.
+# Kills its own process a number of seconds after the first update that it writes, or in the middle of
+# something.
 KILLER = """
 import os, runpy, signal, sys, threading
 from cleanba import checkpoints, record, run_log
@@ -24,11 +24,12 @@ kind, moment = sys.argv[1], float(sys.argv[2])
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 if kind == "timer":
-    start = run_log.RunLog.__init__
-    def begin(self, *args):
-        start(self, *args)
-        threading.Timer(moment, die).start()
-    run_log.RunLog.__init__ = begin
+    def write(self, whole=run_log.RunLog.write_update, begun=[], **kwargs):
+        if not begun:
+            begun.append(threading.Timer(moment, die))
+            begun[0].start()
+        whole(self, **kwargs)
+    run_log.RunLog.write_update = write
 elif kind == "before-marker":  # the moment-th checkpoint has its arrays, but no marker
     write, count = checkpoints.replace_file, [0]
     def replace(path, text):
@@ -58,6 +59,7 @@ sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
+CARTPOLE = [*SMALL, "--total-timesteps", "8192"]
 ATARI = [
     "--env-id", "Pong-v5", "--total-timesteps", "1280", "--num-envs", "4", "--num-env-groups", "2",
     "--num-steps", "16", "--num-minibatches", "2", "--network", "nature", "--channels", "8", "8", "8",
@@ -106,11 +108,17 @@ def check_equal(straight: Path, resumed: Path):
     assert steps == [row["step"] for row in lines(resumed, "updates")]
 
 
+def resumed_at(path):
+    """The updates whose checkpoints a run was resumed from."""
+    info = json.loads((path / "run.json").read_text())
+    return [note["update"] for note in info.get("resumed", [])]
+
+
 CASES = [
-    ("cleanba_ppo.py", SMALL, "--no-concurrency", 4),
-    ("cleanba_ppo.py", SMALL, "--concurrency", 3),
-    ("cleanba_impala.py", SMALL, "--no-concurrency", 3),
-    ("cleanba_impala.py", SMALL, "--concurrency", 4),
+    ("cleanba_ppo.py", CARTPOLE, "--no-concurrency", 4),
+    ("cleanba_ppo.py", CARTPOLE, "--concurrency", 3),
+    ("cleanba_impala.py", CARTPOLE, "--no-concurrency", 3),
+    ("cleanba_impala.py", CARTPOLE, "--concurrency", 4),
     ("cleanba_ppo.py", ATARI, "--no-concurrency", 3),
     ("cleanba_impala.py", ATARI, "--concurrency", 3),
 ]
@@ -122,39 +130,39 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
 ):
     runs = Runs(tmp_path, script, [*options, architecture])
     runs("straight")
-    length = lines(runs.path("straight"), "updates")[-1]["wall_time"]
+    times = [row["wall_time"] for row in lines(runs.path("straight"), "updates")]
+    length = times[-1] - times[0]
     random_moment = random.Random(f"{script} {architecture} {options[1]}")
-    killed = 0
-    for _ in range(3 * kills):
-        if killed == kills:
-            break
-        # the first resumption starts the run, which has no record yet
-        moment = str(random_moment.uniform(0, 0.8 * length))
-        done = runs("killed", "--resume", "--checkpoint-every", "3", kill=("timer", moment))
-        if done.returncode == 0:  # it was done before its time: once more from the start
+    for _ in range(kills):
+        # the first one starts the run, which has no record yet; each gets through a part of it
+        moment = str(random_moment.uniform(0.1, 1.0) * length / 2)
+        done = runs("killed", "--resume", "--checkpoint-every", "4", kill=("timer", moment))
+        if done.returncode == 0:  # it was done before its time
             shutil.rmtree(runs.path("killed"))
-            killed = 0
-        else:
-            killed += 1
-    assert killed == kills
+            runs("killed", "--resume", "--checkpoint-every", "4", kill=("half-line", "12"))
     # Resumed for the last time on another layout: no setting of the hardware is in a checkpoint.
-    runs("killed", "--resume", "--checkpoint-every", "3", "--learner-device-ids", "0", "1")
+    runs("killed", "--resume", "--checkpoint-every", "4", "--learner-device-ids", "0", "1")
     check_equal(runs.path("straight"), runs.path("killed"))
-    info = json.loads((runs.path("killed") / "run.json").read_text())
-    assert all(note["update"] % 3 == 0 for note in info.get("resumed", []))
+    assert resumed_at(runs.path("killed"))[-1] >= 4
 
 
 @pytest.mark.parametrize(
-    "kill",
-    [("before-marker", "1"), ("before-marker", "3"), ("half-line", "8"), ("half-frame", "8")],
+    ("kill", "at"),
+    [
+        (("before-marker", "1"), []),
+        (("before-marker", "3"), [6]),
+        (("half-line", "8"), [6]),
+        (("half-frame", "8"), [6]),
+    ],
 )
-def test_a_run_killed_in_the_middle_of_writing_resumes(tmp_path, kill):
+def test_a_run_killed_in_the_middle_of_writing_resumes(tmp_path, kill, at):
     runs = Runs(tmp_path, "cleanba_impala.py", SMALL)
     runs("straight")
     done = runs("killed", "--checkpoint-every", "3", kill=kill)
     assert done.returncode == -signal.SIGKILL
     runs("killed", "--checkpoint-every", "3", "--resume")
     check_equal(runs.path("straight"), runs.path("killed"))
+    assert resumed_at(runs.path("killed")) == at
 
 
 def test_what_cannot_be_resumed_is_refused_with_what_differs(tmp_path):
@@ -224,6 +232,31 @@ def test_a_record_without_checkpoints_is_not_started_over_unasked(tmp_path):
     assert (runs.path("x") / "updates.jsonl").read_bytes() == before
 
 
+def test_a_record_whose_checkpoints_are_gone_is_not_started_over_unasked(tmp_path):
+    runs = Runs(tmp_path, "cleanba_ppo.py", SMALL)
+    runs("x", "--checkpoint-every", "3", kill=("half-line", "8"))
+    shutil.rmtree(runs.path("x") / "checkpoints")
+    error = runs("x", "--resume", "--checkpoint-every", "3", code=2).stderr
+    assert "has no checkpoint, and has 6 updates: --overwrite" in error
+
+
+def test_a_run_that_is_being_written_is_neither_resumed_nor_deleted(tmp_path):
+    runs = Runs(tmp_path, "cleanba_ppo.py", [*SMALL, "--total-timesteps", "10000000"])
+    command = [sys.executable, *runs.command, "--setting", "x", "--checkpoint-every", "5"]
+    live = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list(tmp_path.glob("default/*/checkpoints/*/checkpoint.json")):
+            assert live.poll() is None
+            time.sleep(0.05)
+        for flag in ("--resume", "--overwrite"):
+            error = runs("x", "--checkpoint-every", "5", flag, code=2).stderr
+            assert "is being written by another process" in error
+        assert live.poll() is None
+    finally:
+        live.kill()
+        live.wait()
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_path, victim):
     runs = Runs(tmp_path, "cleanba_impala.py", [*SMALL, "--num-actor-threads", "1"])
@@ -260,6 +293,7 @@ def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_pa
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0, printed
     check_equal(runs.path("straight"), runs.path("two"))
+    assert resumed_at(runs.path("two")) == [6]
 
 
 DIE_LEARNING = """elif kind == "half-line":
