@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cleanba.record import read_run
+
 from .conftest import ROOT, SLURM, SMALL, lines, outcome
 
 # Kills its own process a number of seconds after the first update that it writes, or in the middle of
@@ -136,8 +138,8 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     for _ in range(kills):
         # the first one starts the run, which has no record yet; each gets through a part of it
         moment = str(random_moment.uniform(0.1, 1.0) * length / 2)
-        done = runs("killed", "--resume", "--checkpoint-every", "4", kill=("timer", moment))
-        if done.returncode == 0:  # it was done before its time
+        runs("killed", "--resume", "--checkpoint-every", "4", kill=("timer", moment))
+        if read_run(runs.path("killed")).completed:  # it was done before its time
             shutil.rmtree(runs.path("killed"))
             runs("killed", "--resume", "--checkpoint-every", "4", kill=("half-line", "12"))
     # Resumed for the last time on another layout: no setting of the hardware is in a checkpoint.

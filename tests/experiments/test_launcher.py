@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,9 +85,7 @@ def test_completed_runs_are_kept_and_skipped(study):
 
 def test_a_deleted_run_alone_is_run_again(study, capsys):
     study()
-    for path in (study.folder / NAMES[0]).iterdir():
-        path.unlink()
-    (study.folder / NAMES[0]).rmdir()
+    shutil.rmtree(study.folder / NAMES[0])
     (study.folder / "logs" / f"{NAMES[0]}.log").unlink()
     capsys.readouterr()
     assert study() == 0
