@@ -24,8 +24,9 @@ from cleanba.actor_learner import Act, GroupRollout
 from cleanba.command_line import RunOptions, run_command_line
 from cleanba.groupwise import GroupExchange
 from cleanba.placement import Hardware
+from cleanba.preparation import Setup, prepare_run
 from cleanba.reduction import Minibatches, make_learn
-from cleanba.training import Setup, TrainState, Update
+from cleanba.training import TrainState, Update
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
 
 def main(args: Args) -> None:
     """Check the arguments, train, and keep what was asked for."""
-    setup = training.prepare(
+    setup = prepare_run(
         args,
         name="cleanba_impala",
         default_num_envs=128,

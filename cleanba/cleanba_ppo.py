@@ -23,8 +23,9 @@ from cleanba.actor_learner import Act, GroupRollout
 from cleanba.command_line import BadInput, RunOptions, run_command_line
 from cleanba.groupwise import GroupExchange, tree_sum
 from cleanba.placement import Hardware
+from cleanba.preparation import Setup, prepare_run
 from cleanba.reduction import Minibatches, make_learn
-from cleanba.training import Setup, TrainState, Update
+from cleanba.training import TrainState, Update
 
 
 @dataclass(frozen=True)
@@ -357,7 +358,7 @@ def main(args: Args) -> None:
     """Check the arguments, train, and keep what was asked for."""
     if args.update_epochs < 1:
         raise BadInput("--update-epochs must be 1 or more")
-    setup = training.prepare(
+    setup = prepare_run(
         args,
         name="cleanba_ppo",
         default_num_envs=120,

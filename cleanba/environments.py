@@ -197,7 +197,6 @@ class EpisodeStatistics:
         episodes = []
         for t, i in np.argwhere(dones).tolist():
             episodes.append(Episode(t, i, float(returns[t + 1, i]), int(lengths[t + 1, i])))
-            returns[t + 1, i] = lengths[t + 1, i] = 0
             returns[t + 1 :, i] = np.add.accumulate(np.append(0.0, counted[t + 1 :, i]))
             lengths[t + 1 :, i] = np.add.accumulate(np.append(0, real[t + 1 :, i]))
         self._returns, self._lengths, self._resets = returns[-1], lengths[-1], dones[-1]

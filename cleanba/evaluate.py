@@ -9,7 +9,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.serialization
 import jax
@@ -27,9 +27,7 @@ from cleanba.environments import (
     make_envs,
 )
 from cleanba.networks import make_network
-
-if TYPE_CHECKING:
-    from cleanba.training import Setup
+from cleanba.preparation import Setup
 
 EVALUATION_EPISODES = 10  # as CleanRL evaluates a saved model
 VIDEO_FPS = 15  # agent steps per second of a video: Atari's 60 frames a second, 4 a step
@@ -173,7 +171,7 @@ def upload_model(folder: Path, repository: str, card: str) -> str:
     return str(address)
 
 
-def _card(setup: "Setup", returns: np.ndarray) -> str:
+def _card(setup: Setup, returns: np.ndarray) -> str:
     scores = f"{returns.mean():.2f} +/- {returns.std():.2f} over {len(returns)} episodes"
     table = "\n".join(f"| {k} | {v} |" for k, v in setup.hyperparameters.items())
     return (
@@ -190,7 +188,7 @@ def announce_upload(upload: bool) -> None:
         print(f"note: the model will be saved but not uploaded: {obstacle}")
 
 
-def _final_model(setup: "Setup") -> Path | None:
+def _final_model(setup: Setup) -> Path | None:
     """Return where the final model of a run belongs, or None if nobody asked for it."""
     options = setup.args.run
     wanted = options.save_model or options.upload_model or options.capture_video
@@ -199,7 +197,7 @@ def _final_model(setup: "Setup") -> Path | None:
     return setup.directory / f"{setup.name}.cleanrl_model"
 
 
-def save_final_model(setup: "Setup", params: Any) -> None:
+def save_final_model(setup: Setup, params: Any) -> None:
     """Save the final model of a run, if that was asked for."""
     path = _final_model(setup)
     if path is not None:
@@ -207,7 +205,7 @@ def save_final_model(setup: "Setup", params: Any) -> None:
         save_model(path, Model(setup.spec.env_id, setup.args.seed, setup.hyperparameters, params))
 
 
-def show_model(setup: "Setup") -> None:
+def show_model(setup: Setup) -> None:
     """Evaluate, film and upload the final model of a run, as far as was asked for."""
     path = _final_model(setup)
     if path is None:

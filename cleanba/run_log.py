@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,16 +15,14 @@ from tqdm import tqdm
 from cleanba import checkpoints, placement, scalar_log
 from cleanba.actions import Frame, combine_digests, pack
 from cleanba.groupwise import fingerprint
+from cleanba.preparation import Setup, versions
 from cleanba.record import RunWriter, read_run, redact_command, source_revision
-
-if TYPE_CHECKING:
-    from cleanba.training import Setup
 
 
 class RunLog:
     """Everything that is written about a run: record, TensorBoard, W&B, progress bar."""
 
-    def __init__(self, setup: "Setup", versions: Mapping[str, str]):
+    def __init__(self, setup: Setup):
         """Begin the record of a run, or go on with it where its checkpoint was made."""
         self._setup = setup
         header = {
@@ -37,7 +35,7 @@ class RunLog:
             "hardware": placement.describe_hardware(
                 setup.args.hardware, setup.layout.num_processes
             ),
-            "versions": versions,
+            "versions": versions(),
             "revision": source_revision(Path(__file__).parent),
             "command": ["python", *sys.argv],
         }
@@ -179,7 +177,7 @@ class RunLog:
             print(f"completed: {shlex.quote(str(self._setup.directory))}")
 
 
-def _start_wandb(setup: "Setup") -> Any:
+def _start_wandb(setup: Setup) -> Any:
     import wandb
 
     mode = os.environ.get("WANDB_MODE")

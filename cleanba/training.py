@@ -1,23 +1,19 @@
-"""One run: checks it, and wires the actors and the learner of a trainer to its log."""
+"""One run: wires the actors and the learner of a trainer to its log."""
 
 import base64
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from importlib import metadata
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from cleanba import __version__, checkpoints, evaluate, placement
-from cleanba.actions import DamagedActions, Shape, read_frames
+from cleanba import checkpoints, evaluate
+from cleanba.actions import DamagedActions, read_frames
 from cleanba.actor_learner import (
     Act,
     ActorLearner,
@@ -28,97 +24,19 @@ from cleanba.actor_learner import (
     Stopped,
 )
 from cleanba.checkpoints import Checkpoint
-from cleanba.command_line import BadInput, RunOptions
-from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds, make_envs
+from cleanba.environments import env_seeds, make_envs
 from cleanba.groupwise import GroupExchange
-from cleanba.networks import check_fits, default_network, make_network
-from cleanba.placement import Hardware, Layout
-from cleanba.record import (
-    ACTIONS_FILE,
-    RecordError,
-    check_idle,
-    check_writable,
-    read_run,
-    run_name,
-)
+from cleanba.preparation import Setup, pinned
+from cleanba.record import ACTIONS_FILE, RecordError
 from cleanba.run_log import RunLog
 
 # Streams of random keys. Every key of a run is folded in from (seed, stream, group), so that no two
 # groups, threads or processes share one.
 INIT_STREAM, ACTION_STREAM, LEARNER_STREAM = 0, 1, 2
 
-# Most images that one call of a gradient function takes on a CPU: XLA computes convolution gradients
-# fastest in batches of 16 to 64 images there (`make bench`).
-CPU_IMAGES_PER_GRADIENT = 64
-
 # Seconds between two switches of Python's threads: less than an environment step takes. With Python's
 # own 5 ms the actors of fast environments wait for the learner's bookkeeping.
 SWITCH_INTERVAL = 1e-4
-
-# Recorded, and the same for a run and its resumption.
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "rlax", "envpool", "numpy")
-
-
-class CommonArgs(Protocol):
-    """The hyperparameters and options that every trainer's command line has."""
-
-    env_id: str
-    seed: int
-    total_timesteps: int
-    num_envs: int | None
-    local_num_envs: int | None
-    num_env_groups: int | None
-    num_steps: int
-    num_minibatches: int
-    concurrency: bool
-    network: str
-    channels: tuple[int, ...] | None
-    hiddens: tuple[int, ...] | None
-    atari_preprocessing: str
-    microbatch_size: int | None
-    reduction: str
-    xla_cpu_pool_size: int
-    hardware: Hardware
-    run: RunOptions
-
-
-class Setup(NamedTuple):
-    """A run that has been checked and may begin."""
-
-    name: str  # of the trainer
-    system: str
-    setting: str
-    directory: Path
-    args: Any  # the trainer's command line
-    hyperparameters: dict[str, Any]  # as recorded: with what was chosen where args say None
-    spec: EnvSpec
-    network: Any
-    layout: Layout
-    num_envs: int
-    num_updates: int
-    minibatch_size: int  # units (transitions or environments) that a group has in a minibatch
-    microbatch_size: int  # units in one call of the gradient function
-    checkpoint: Checkpoint | None  # to resume from
-
-    @property
-    def group_size(self) -> int:
-        """Environments of one group."""
-        return self.num_envs // self.layout.num_groups
-
-    @property
-    def batch_size(self) -> int:
-        """Steps that one update learns from."""
-        return self.num_envs * self.args.num_steps
-
-    @property
-    def actions_shape(self) -> Shape:
-        """Shape of the recorded actions."""
-        return Shape(self.args.num_steps, self.num_envs, self.spec.num_actions)
-
-    @property
-    def updates_done(self) -> int:
-        """Updates that a run to resume has made."""
-        return self.checkpoint.update if self.checkpoint else 0
 
 
 class TrainState(NamedTuple):
@@ -131,237 +49,6 @@ class TrainState(NamedTuple):
 Update = Callable[
     [TrainState, dict[int, GroupRollout], int], tuple[TrainState, Mapping[str, jax.Array]]
 ]
-
-
-def resolve_num_envs(
-    num_envs: int | None, local_num_envs: int | None, hardware: Hardware, default: int
-) -> int:
-    """Return the environments of the whole run.
-
-    Args:
-      num_envs: the layout-free way to say it.
-      local_num_envs: environments of each actor thread, as in the Cleanba README.
-      hardware: the layout that multiplies `local_num_envs`.
-      default: used when neither is given.
-
-    Raises:
-      ValueError: with one line, if both are given and disagree, or are not positive.
-    """
-    _, processes = placement.slurm_processes(hardware)
-    if local_num_envs is None:
-        total = default if num_envs is None else num_envs
-    else:
-        threads = hardware.num_actor_threads * len(hardware.actor_device_ids) * processes
-        total = local_num_envs * threads
-        if num_envs not in (None, total):
-            raise ValueError(
-                f"--local-num-envs {local_num_envs} on {threads} actor threads makes {total} "
-                f"environments, but --num-envs says {num_envs}: give one of them"
-            )
-    if total < 1:
-        raise ValueError(f"--num-envs {total}: must be 1 or more")
-    return total
-
-
-def prepare(
-    args: CommonArgs,
-    *,
-    name: str,
-    default_num_envs: int,
-    units_per_env: int,
-    images_per_unit: int,
-) -> Setup:
-    """Check everything that can be wrong with a run, start jax, and lay the run out.
-
-    Divisibility: the number of groups divides `num_envs`, the number of minibatches divides the
-    units of a group, the number of processes divides the number of groups, and there are no more
-    actor threads or learner devices than groups of a process.
-
-    Args:
-      args: the command line.
-      name: of the trainer.
-      default_num_envs: environments where the command line does not say.
-      units_per_env: what minibatches are cut from, per environment: its steps (PPO) or itself, 1
-        (IMPALA).
-      images_per_unit: forward passes that one unit needs in the gradient.
-
-    Returns:
-      The run, ready to begin. Nothing has been written yet.
-
-    Raises:
-      BadInput: with one line.
-    """
-    try:
-        return _checked(args, name, default_num_envs, units_per_env, images_per_unit)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
-
-
-def _checked(
-    args: CommonArgs, name: str, default_num_envs: int, units_per_env: int, images_per_unit: int
-) -> Setup:
-    for flag in ("num_steps", "num_minibatches"):
-        if getattr(args, flag) < 1:
-            raise ValueError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be 1 or more")
-    if args.run.fingerprint_every < 1 or args.run.log_frequency < 1:
-        raise ValueError("--fingerprint-every and --log-frequency must be 1 or more")
-    if args.run.checkpoint_every < 0 or args.run.keep_checkpoints < 0:
-        raise ValueError("--checkpoint-every and --keep-checkpoints must be 0 or more")
-    if args.run.overwrite and args.run.resume:
-        raise ValueError("--overwrite deletes the earlier run, --resume goes on with it: give one")
-    num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
-    batch_size = num_envs * args.num_steps
-    if args.total_timesteps < batch_size:
-        raise ValueError(
-            f"--total-timesteps {args.total_timesteps}: one update learns from {batch_size} steps "
-            f"({num_envs} environments x {args.num_steps} steps)"
-        )
-    groups = args.num_env_groups or placement.default_num_env_groups(
-        num_envs, units_per_env, args.num_minibatches
-    )
-    if groups < 1 or num_envs % groups:
-        raise ValueError(f"--num-env-groups {groups}: must divide the {num_envs} environments")
-    group_units = num_envs // groups * units_per_env
-    if group_units % args.num_minibatches:
-        what = "environments" if units_per_env == 1 else "transitions"
-        raise ValueError(
-            f"--num-minibatches {args.num_minibatches}: must divide the {group_units} {what} of a "
-            f"group ({num_envs} environments in {groups} groups)"
-        )
-    process, num_processes = placement.slurm_processes(args.hardware)
-    layout = placement.plan(args.hardware, groups, process, num_processes)
-    learners = len(args.hardware.learner_device_ids) * num_processes
-    if args.reduction == "psum" and groups % learners:
-        raise ValueError(
-            f"--reduction psum: {groups} environment groups cannot be shared evenly by {learners} "
-            "learner devices"
-        )
-    env_seeds(args.seed, 0, num_envs)
-    check_env_id(args.env_id)
-    system = name if args.concurrency else f"{name}-sync"
-    setting = args.run.setting or placement.setting_name(args.hardware, num_processes)
-    folder = run_name(system, setting, args.env_id, args.seed)
-    directory = Path(args.run.runs_dir) / args.run.study / folder
-    if process == 0 and not args.run.resume:
-        check_writable(directory, args.run.overwrite)
-    spec = describe_env(args.env_id, args.atari_preprocessing)
-    network_name = args.network
-    if network_name == "auto":
-        network_name = default_network(spec.obs_shape)
-    check_fits(network_name, spec.obs_shape)
-    network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
-    placement.start_jax(args.hardware, args.xla_cpu_pool_size)
-    minibatch_size = group_units // args.num_minibatches
-    microbatch_size = choose_microbatch_size(
-        args.microbatch_size, minibatch_size, images_per_unit, spec
-    )
-    hyperparameters = {
-        k: v for k, v in asdict(args).items() if k not in ("hardware", "run", "local_num_envs")
-    } | {
-        "num_envs": num_envs,
-        "num_env_groups": groups,
-        "network": network_name,
-        "microbatch_size": microbatch_size,
-    }
-    checkpoint = None
-    if args.run.resume:
-        # The first process checks everything; `train` makes sure that the others found the same.
-        checkpoint = (
-            checkpoints.newest(directory)
-            if process
-            else _find_checkpoint(directory, pinned(hyperparameters, layout))
-        )
-    return Setup(
-        name=name,
-        system=system,
-        setting=setting,
-        directory=directory,
-        args=args,
-        hyperparameters=hyperparameters,
-        spec=spec,
-        network=network,
-        layout=layout,
-        num_envs=num_envs,
-        num_updates=args.total_timesteps // batch_size,
-        minibatch_size=minibatch_size,
-        microbatch_size=microbatch_size,
-        checkpoint=checkpoint,
-    )
-
-
-def pinned(hyperparameters: Mapping[str, Any], layout: Layout) -> dict[str, dict[str, Any]]:
-    """Return what a run has to have in common with its resumption, for the bits to be the same."""
-    device = jax.local_devices()[0]
-    is_cpu = device.platform == "cpu"
-    kind = placement.cpu_model() if is_cpu else device.device_kind
-    hardware = {"platform": device.platform, "device_kind": kind}
-    if hyperparameters["reduction"] == "psum":
-        hardware["learner_device_ids"] = list(layout.learner_device_ids)
-        hardware["num_processes"] = layout.num_processes
-    return {
-        "hyperparameters": dict(hyperparameters),
-        "versions": versions(),
-        "hardware": hardware,
-    }
-
-
-def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None if the run has to begin.
-
-    Raises:
-      RecordError: with one line, if the record cannot be resumed.
-    """
-    try:
-        run = read_run(directory)
-    except RecordError:
-        check_writable(directory, overwrite=False)  # nothing there, or something else
-        return None
-    info = run.info
-    check_idle(directory)
-    if info["status"] == "completed":
-        raise RecordError(f"{directory} is completed: there is nothing to resume")
-    hardware = {k: info["hardware"].get(k) for k in now["hardware"]}
-    checkpoints.check_same(info | {"hardware": hardware}, now, str(directory))
-    checkpoint = checkpoints.newest(directory)
-    if checkpoint is not None:
-        checkpoints.check_same(checkpoint.pinned, now, str(checkpoint.folder))
-        return checkpoint
-    # Started over without being asked only where no more is lost than the last checkpoint would save.
-    every, updates = info.get("checkpoint_every"), len(run.lines("updates"))
-    if not every:
-        why = "was not run with --checkpoint-every"
-    elif updates > every or "resumed" in info:
-        why = f"has {updates} updates"
-    else:
-        return None
-    raise RecordError(f"{directory} has no checkpoint, and {why}: --overwrite starts it over")
-
-
-def choose_microbatch_size(
-    requested: int | None, minibatch_size: int, images_per_unit: int, spec: EnvSpec
-) -> int:
-    """Return the units of one gradient call, a divisor of a group's part of a minibatch.
-
-    Args:
-      requested: what the command line says, if it does.
-      minibatch_size: units of a group in a minibatch.
-      images_per_unit: forward passes that one unit needs in the gradient.
-      spec: the environment.
-
-    Raises:
-      ValueError: with one line, if the requested size does not divide.
-    """
-    if requested is not None:
-        if requested < 1 or minibatch_size % requested:
-            raise ValueError(
-                f"--microbatch-size {requested}: must divide the {minibatch_size} that a group "
-                "has in a minibatch"
-            )
-        return requested
-    largest = minibatch_size
-    if jax.local_devices()[0].platform == "cpu" and len(spec.obs_shape) == 3:
-        largest = min(largest, max(1, CPU_IMAGES_PER_GRADIENT // images_per_unit))
-    return max(size for size in range(1, largest + 1) if minibatch_size % size == 0)
 
 
 def stream_key(seed: int, stream: int, group: int = 0) -> jax.Array:
@@ -478,7 +165,7 @@ def train(
         state, previous = TrainState(tree["params"], tree["opt_state"]), tree["previous"]
     if len(set(exchange.gather_json(setup.updates_done))) > 1:
         raise RuntimeError("the processes found different checkpoints: do they share the folder?")
-    log = RunLog(setup, versions()) if setup.layout.process == 0 else None
+    log = RunLog(setup) if setup.layout.process == 0 else None
     last = setup.checkpoint.wall_time if setup.checkpoint else 0.0
     start = time.perf_counter() - last
     replayed = tqdm(
@@ -613,9 +300,3 @@ def _describe_rollouts(setup: Setup, rollouts: list, learner_version: int) -> di
         ],
         "times": [r.times for r in rollouts],
     }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what decides the bits of a run."""
-    own = {"python": platform.python_version(), "cleanba": __version__}
-    return own | {p: metadata.version(p) for p in PACKAGES}

@@ -87,6 +87,7 @@ def measure_ceilings(case: Case, pool_size: int) -> dict[str, float]:
     from cleanba.actor_learner import GroupRollout
     from cleanba.command_line import parse
     from cleanba.environments import env_seeds, make_envs
+    from cleanba.preparation import prepare_run
     from cleanba.reduction import make_gradient
 
     trainer = {"ppo": cleanba_ppo, "impala": cleanba_impala}[case.algorithm]
@@ -95,7 +96,7 @@ def measure_ceilings(case: Case, pool_size: int) -> dict[str, float]:
         argv = [*_arguments(case), "--total-timesteps", "100000", "--runs-dir", folder]
         argv += ["--xla-cpu-pool-size", str(pool_size)]
         args = parse(trainer.Args, argv, "")
-        setup = training.prepare(
+        setup = prepare_run(
             args,
             name="bench",
             default_num_envs=case.num_envs,
@@ -170,14 +171,12 @@ def ceiling_of(parts: dict[str, float]) -> float:
     return 1 / (seconds + parts["gradients_per_step"] / parts["gradient"])
 
 
-class Timing(NamedTuple):
-    """How fast a trainer was, after its first updates."""
+def trainer_speed(case: Case, flags: list[str], folder: Path, seconds_limit: float = 900) -> float:
+    """Train a case with some flags, recording into a folder.
 
-    steps_per_second: float
-
-
-def time_trainer(case: Case, flags: list[str], folder: Path, seconds_limit: float = 900) -> Timing:
-    """Train a case with some flags, recording into a folder, and time it."""
+    Returns:
+      Steps per second, after the first updates.
+    """
     batch = case.num_envs * case.num_steps
     script = Path(__file__).parents[1] / "cleanba" / f"cleanba_{case.algorithm}.py"
     command = [
@@ -190,15 +189,14 @@ def time_trainer(case: Case, flags: list[str], folder: Path, seconds_limit: floa
     (path,) = folder.glob("*/*/updates.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     first, last = rows[WARM_UP_UPDATES - 1], rows[-1]
-    steps, seconds = last["step"] - first["step"], last["wall_time"] - first["wall_time"]
-    return Timing(steps / seconds)
+    return (last["step"] - first["step"]) / (last["wall_time"] - first["wall_time"])
 
 
 def measure_trainer(case: Case, architecture: str, pool_size: int) -> float:
     """Return the steps per second of a trainer, after its first updates."""
     flags = [architecture, "--xla-cpu-pool-size", str(pool_size)]
     with tempfile.TemporaryDirectory() as folder:
-        return time_trainer(case, flags, Path(folder)).steps_per_second
+        return trainer_speed(case, flags, Path(folder))
 
 
 def _ceilings_in_a_process(case: Case, pool_size: int) -> dict[str, float]:

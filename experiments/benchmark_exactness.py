@@ -24,7 +24,7 @@ from cleanba.command_line import run_command_line
 from cleanba.environments import describe_env, env_seeds, make_envs
 from cleanba.record import find_runs, read_run
 from cleanba.replay import verify
-from experiments.benchmark import Case, Timing, time_trainer
+from experiments.benchmark import Case, trainer_speed
 
 # In 4 environment groups, which the default reduction adds and psum fuses.
 CASES = (
@@ -44,8 +44,8 @@ def measure_reductions(case: Case) -> dict[str, Any]:
         for reduction in ("groups", "psum", "psum", "groups"):
             flags = ["--reduction", reduction, "--learner-device-ids", *ids]
             with tempfile.TemporaryDirectory() as folder:
-                timing = time_trainer(case, [*flags, "--no-concurrency"], Path(folder))
-            speeds[reduction].append(timing.steps_per_second)
+                speed = trainer_speed(case, [*flags, "--no-concurrency"], Path(folder))
+            speeds[reduction].append(speed)
         groups, psum = (sum(speeds[r]) / 2 for r in ("groups", "psum"))
         row |= {
             f"groups_{devices}": groups,
@@ -95,7 +95,7 @@ def measure_record(case: Case) -> dict[str, Any]:
     threads = min(len(os.sched_getaffinity(0)), case.num_envs)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        timing: Timing = time_trainer(case, ["--no-concurrency"], folder)
+        speed = trainer_speed(case, ["--no-concurrency"], folder)
         (path,) = find_runs(folder)
         run = read_run(path)
         shape = Shape(case.num_steps, case.num_envs, run.info["num_actions"])
@@ -113,7 +113,7 @@ def measure_record(case: Case) -> dict[str, Any]:
     return {
         "case": case.name,
         "bytes_per_step": shape.frame_size / batch,
-        "actions_share": recording * timing.steps_per_second / batch,
+        "actions_share": recording * speed / batch,
         "envpool": envpool,
         "replay": replay,
         "replay_over_envpool": replay / envpool,

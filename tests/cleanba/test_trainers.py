@@ -223,7 +223,7 @@ def test_an_interrupted_run_leaves_a_readable_record(train, number, code):
         assert run.lines(kind)
 
 
-# Of the README of the original Cleanba; the Slurm lines are test_two_processes_give_the_bits_of_one's.
+# Of the README of the original Cleanba; the Slurm lines have a test of their own.
 README_COMMANDS = """
 python cleanba/cleanba_ppo.py --actor-device-ids 0 --learner-device-ids 0 --local-num-envs 60 --track
 python cleanba/cleanba_ppo.py --actor-device-ids 0 --learner-device-ids 0 1 --local-num-envs 60
@@ -236,11 +236,11 @@ python cleanba/cleanba_ppo.py --distributed --learner-device-ids 1 2 3 --local-n
 
 PREPARE = """
 import sys, dataclasses
-from cleanba import cleanba_{name} as trainer, training
+from cleanba import cleanba_{name} as trainer, preparation
 from cleanba.command_line import parse
 args = parse(trainer.Args, sys.argv[1:], "")
 units = args.num_steps if "{name}" == "ppo" else 1
-setup = training.prepare(args, name="x", default_num_envs=1, units_per_env=units, images_per_unit=1)
+setup = preparation.prepare_run(args, name="x", default_num_envs=1, units_per_env=units, images_per_unit=1)
 print(setup.num_envs, setup.layout.num_groups, len(setup.layout.actors))
 """
 
