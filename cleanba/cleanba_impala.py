@@ -219,6 +219,7 @@ def make_minibatches(args: Args, setup: Setup) -> tuple[Minibatches, Callable]:
         axis=1,
         gradient=gradient,
         apply=apply,
+        loop=len(setup.spec.obs_shape) == 1,
     )
     return minibatches, learning_rate
 

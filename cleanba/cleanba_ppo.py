@@ -319,6 +319,7 @@ def make_minibatches(args: Args, setup: Setup) -> tuple[Minibatches, Callable]:
         axis=0,
         gradient=gradient,
         apply=apply,
+        loop=len(setup.spec.obs_shape) == 1,
     )
     return minibatches, learning_rate
 

@@ -34,6 +34,7 @@ class Minibatches(NamedTuple):
     axis: int  # of a part, along which its units lie
     gradient: Callable[[Any, Any, Any], Any]  # (params, part, shared of its minibatch) to sums
     apply: Callable[[Any, Any, Any], tuple[Any, Any, Any]]  # (params, opt_state, sums)
+    loop: bool  # one compiled loop may go through them; on a CPU, XLA does convolutions badly there
 
 
 def make_learn(reduction: str, minibatches: Minibatches, exchange: GroupExchange) -> Learn:
@@ -71,17 +72,32 @@ def _learn_by_group(minibatches: Minibatches, exchange: GroupExchange) -> Learn:
 
     starts = [np.int32(s) for s in range(0, minibatches.size, minibatches.microbatch_size)]
 
-    @jax.jit(donate_argnums=1)
     def step(params: Any, opt_state: Any, data: Any, shared: Any, minibatch: jax.Array) -> Any:
         sums = gradient(params, data, shared, minibatch, starts[0])
         return minibatches.apply(params, opt_state, sums)
 
+    jitted_step = jax.jit(step, donate_argnums=1)
+
+    @jax.jit(donate_argnums=1)
+    def all_steps(params: Any, opt_state: Any, data: Any, shared: Any) -> tuple[Any, Any, Any]:
+        def body(carry: tuple[Any, Any], minibatch: jax.Array) -> tuple[tuple[Any, Any], Any]:
+            *carry, metrics = step(*carry, data, shared, minibatch)
+            return tuple(carry), metrics
+
+        numbers = jnp.arange(minibatches.count, dtype=jnp.int32)
+        carry, metrics = jax.lax.scan(body, (params, opt_state), numbers)
+        return *carry, jax.tree.map(lambda x: x[-1], metrics)
+
     def learn_alone(
         params: Any, opt_state: Any, data: Sequence[Any], shared: Sequence[Any]
     ) -> tuple[Any, Any, Any]:
+        if minibatches.loop:
+            return all_steps(params, opt_state, data[0], shared[0])
         metrics = None
         for minibatch in map(np.int32, range(minibatches.count)):
-            params, opt_state, metrics = step(params, opt_state, data[0], shared[0], minibatch)
+            params, opt_state, metrics = jitted_step(
+                params, opt_state, data[0], shared[0], minibatch
+            )
         return params, opt_state, metrics
 
     if exchange.layout.num_groups == 1 and len(starts) == 1:

@@ -206,13 +206,15 @@ def train(
                 data = {g: rollout for r in rollouts for g, rollout in r.groups.items()}
                 previous = state.params
                 state, metrics = update(state, data, number)
+                learner_version = runner.version
+                runner.version += 1
+                # Complete before they are sent, so that an actor's wait for them is seen as one.
+                jax.block_until_ready(state.params)
+                runner.put_params(state.params)
                 metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
                 training_time = time.perf_counter() - before
                 if not np.isfinite(metrics["loss"]):
                     raise FloatingPointError(f"the loss of update {number} is {metrics['loss']}")
-                learner_version = runner.version
-                runner.version += 1
-                runner.put_params(state.params)
                 now = time.perf_counter() - start
                 lines = _describe_rollouts(setup, rollouts, learner_version)
                 parts = exchange.gather_json(lines)

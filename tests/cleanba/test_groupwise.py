@@ -10,6 +10,7 @@ import pytest
 from cleanba import cleanba_impala as impala
 from cleanba import cleanba_ppo as ppo
 from cleanba.actor_learner import GroupRollout
+from cleanba.environments import EnvSpec
 from cleanba.groupwise import GroupExchange, fingerprint, tree_sum
 from cleanba.networks import make_network
 from cleanba.placement import Hardware, plan
@@ -25,6 +26,7 @@ class Shapes(NamedTuple):
     minibatch_size: int
     microbatch_size: int
     num_updates: int = 10
+    spec: EnvSpec = EnvSpec("vectors", (4,), np.dtype(np.float32), ACTIONS, False, 500)
 
 
 def make_rollout(network, params, behaviour):
@@ -142,7 +144,7 @@ def test_impala_gradients_by_group_are_one_big_batch_gradient(network, params, g
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_all_ways_to_add_gradients_learn_the_same_to_1e_5(network, params, algorithm):
-    """By group or by device, in one group or four, in one call or in several."""
+    """By group or by device, in one group or two, in one call or in several, in a compiled loop or not."""
     module = {"ppo": ppo, "impala": impala}[algorithm]
     args = module.Args(num_minibatches=2, learning_rate=1e-3)
     if algorithm == "ppo":
@@ -154,15 +156,18 @@ def test_all_ways_to_add_gradients_learn_the_same_to_1e_5(network, params, algor
     else:
         rollout = make_rollout(network, params, lambda logits, *_: logits)
     learned = {}
-    for reduction, groups, calls in (
-        ("groups", 1, 1), ("groups", 1, 2), ("groups", 2, 1), ("groups", 2, 2), ("psum", 1, 1), ("psum", 2, 1)
-    ):  # fmt: skip
+    ways = (
+        ("groups", 1, 1, True), ("groups", 1, 1, False), ("groups", 1, 2, True), ("groups", 2, 1, True),
+        ("groups", 2, 2, True), ("psum", 1, 1, True), ("psum", 2, 1, True),
+    )  # fmt: skip
+    for reduction, groups, calls, loop in ways:
         units = ENVS // groups * (STEPS if algorithm == "ppo" else 1)
         size = units // 2
         setup = Shapes(network, minibatch_size=size, microbatch_size=size // calls)
         minibatches, _ = module.make_minibatches(args, setup)
+        assert minibatches.loop
         exchange = GroupExchange(plan(Hardware(num_actor_threads=1), groups, 0, 1))
-        learn = make_learn(reduction, minibatches, exchange)
+        learn = make_learn(reduction, minibatches._replace(loop=loop), exchange)
         optimizer, _ = module.make_optimizer(args, 10)
         if algorithm == "ppo":
             # minibatch m has half m of each group's rows; a group is a quarter of both halves, or all
@@ -184,8 +189,8 @@ def test_all_ways_to_add_gradients_learn_the_same_to_1e_5(network, params, algor
             shared = [()] * groups
         data, shared = jax.device_put((data, shared), exchange.lead)
         new, _, metrics = learn(params, optimizer.init(params), data, shared)
-        learned[reduction, groups, calls] = (new, metrics["loss"])
-    reference = learned.pop(("groups", 2, 2))
+        learned[reduction, groups, calls, loop] = (new, metrics["loss"])
+    reference = learned.pop(("groups", 2, 2, True))
     assert (
         np.abs(
             reference[0]["params"]["actor"]["kernel"] - params["params"]["actor"]["kernel"]
