@@ -3,6 +3,9 @@
 PYTHON ?= python3.11
 RUNS ?= runs
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Where torch's build for CPUs is: the one on PyPI brings several GB of CUDA packages.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # make study ... RETRY=1 runs failed and interrupted runs again, and deletes what they left
 LAUNCH_FLAGS := $(if $(RETRY),--retry)
 
@@ -12,11 +15,12 @@ LAUNCH_FLAGS := $(if $(RETRY),--retry)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.venv/installed: requirements.lock pyproject.toml
+.venv/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed (or say make PYTHON=...)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) --require-hashes -r requirements.lock
+	$(PIP) --require-hashes --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) -r requirements-torch.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 setup: .venv/installed ## install everything into .venv, from the lock file

@@ -168,6 +168,48 @@ def curve_table(
     return _concat(frames, ["system", "setting", "env_id"])
 
 
+def update_curve_table(
+    tables: Tables,
+    column: str,
+    points: int = POINTS,
+    statistic: Callable = aggregates.mean,
+    repetitions: int = 2000,
+    level: float = bootstrap.LEVEL,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return a column of the updates, such as `value_loss`, against steps.
+
+    Each run's updates are averaged between two points of the grid, so that no curve depends on how
+    many updates a system makes of as many steps.
+
+    Returns:
+      system, setting, env_id, x (steps), value, low, high (over seeds), runs.
+    """
+    names = ["system", "setting", "env_id"]
+    runs = [
+        (key, run.dropna(subset=[column]))
+        for key, run in (split_runs(tables.updates) if column in tables.updates else [])
+    ]
+    runs = [(key, run) for key, run in runs if len(run)]
+    if not runs:
+        return _concat([], names)
+    longest = max(run["step"].max() for _, run in runs)
+    grid = np.linspace(longest / points, longest, points)
+    values = np.full((len(runs), points), np.nan)
+    for row, (_, run) in enumerate(runs):
+        at = np.searchsorted(grid, run["step"].to_numpy(float) * (1 - 1e-12))
+        sums = np.bincount(at, run[column].to_numpy(float), points)
+        counts = np.bincount(at, minlength=points)
+        with np.errstate(invalid="ignore"):
+            values[row] = sums / counts
+    keys = pd.DataFrame([key for key, _ in runs], columns=KEYS)
+    frames = []
+    for key, rows in _groups(keys, names):
+        band_of_rows = band([values[rows]], statistic, repetitions, level, seed)
+        frames.append(_frame(names, key, grid, band_of_rows, len(rows)))
+    return _concat(frames, names)
+
+
 def aggregate_curve_table(
     tables: Tables,
     axis: str = "step",

@@ -15,6 +15,15 @@ from analysis.tables import KEYS, Tables, split_runs
 
 QUANTILES = (0.05, 0.5, 0.95)
 
+# Mid-rollout changes that the Cleanba paper reports of monobeast (80 actors, batches of 8 rollouts of 240
+# steps; a learner delayed by 1 s; 40 actors): by its text (section 3), and as the excerpts from its logs
+# average (appendix G: 87, 24 and 17 rollouts; https://arxiv.org/abs/2310.00036).
+PAPER_CHANGES = {
+    "control": ("12 to 13", 12.7),
+    "delayed": ("1", 1.0),
+    "half-actors": ("8", 5.2),
+}
+
 
 def lag_summary(tables: Tables) -> pd.DataFrame:
     """Return one row per run.

@@ -19,7 +19,11 @@ A study is systems x hardware settings x environments x seeds x budget, in one o
     num_envs = 8
 
 Hyperparameters are whatever the systems of the block take as flags; a hardware setting is said in
-the fields of `Setting`, which every system translates for itself (see experiments/systems.py).
+the fields of `Setting`, which every system translates for itself (see experiments/systems.py). What only
+one system has is said in its own flags:
+
+    [settings.delayed.flags]
+    learner_delay_seconds = 1.0
 """
 
 import difflib
@@ -48,6 +52,7 @@ class Setting(NamedTuple):
     learner_device_ids: tuple[int, ...]
     host_devices: int  # devices that the CPU is made to show; 0 leaves the machine as it is
     cores: int  # CPU cores that a run gets for itself
+    flags: tuple[tuple[str, Any], ...] = ()  # further flags, of systems that have them
 
 
 class PlannedRun(NamedTuple):
@@ -130,6 +135,9 @@ def load_study(path: Path) -> Study:
 
 
 def _setting(path: Path, name: str, fields: Any) -> Setting:
+    flags = fields.pop("flags", {}) if isinstance(fields, dict) else {}
+    if not isinstance(flags, dict):
+        raise StudyError(f"{path.name}: the setting {name!r}: flags must be a table")
     _check_fields(
         path,
         f"the setting {name!r}",
@@ -147,7 +155,7 @@ def _setting(path: Path, name: str, fields: Any) -> Setting:
             f"{path.name}: the setting {name!r} needs at least one core and one thread"
         )
     ids = {key: tuple(fields[key]) for key in ("actor_device_ids", "learner_device_ids")}
-    return Setting(name=name, **{**fields, **ids})
+    return Setting(name=name, **{**fields, **ids}, flags=tuple(flags.items()))
 
 
 def _block_runs(

@@ -64,8 +64,25 @@ def cleanba_arguments(run: PlannedRun) -> list[str]:
             "actor_device_ids": setting.actor_device_ids,
             "learner_device_ids": setting.learner_device_ids,
             **({"xla_host_devices": setting.host_devices} if setting.host_devices else {}),
+            **dict(setting.flags),
             "study": run.study,
             "setting": setting.name,
+        }
+    )
+
+
+def monobeast_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of monobeast, whose actor threads are processes."""
+    return flags(
+        {
+            "env": run.env_id,
+            "seed": run.seed,
+            "total_steps": run.total_timesteps,
+            **run.hyperparameters,
+            "num_actors": run.setting.num_actor_threads,
+            **dict(run.setting.flags),
+            "study": run.study,
+            "xpid": run.setting.name,
         }
     )
 
@@ -77,6 +94,7 @@ SYSTEMS = {
         System("cleanba_ppo-sync", "cleanba/cleanba_ppo.py", cleanba_arguments),
         System("cleanba_impala", "cleanba/cleanba_impala.py", cleanba_arguments),
         System("cleanba_impala-sync", "cleanba/cleanba_impala.py", cleanba_arguments),
+        System("monobeast", "baselines/monobeast_study.py", monobeast_arguments),
     )
 }
 

@@ -10,7 +10,9 @@ from plots import style
 AXES = {"step": "agent steps", "time": "wall time (s)"}
 
 
-def draw(curves: pd.DataFrame, axis: str, look: style.Look, source: str) -> Figure:
+def draw(
+    curves: pd.DataFrame, axis: str, look: style.Look, source: str, what: str = "episodic return"
+) -> Figure:
     """Draw one panel per environment.
 
     Args:
@@ -19,6 +21,7 @@ def draw(curves: pd.DataFrame, axis: str, look: style.Look, source: str) -> Figu
       axis: `step` or `time`: what `x` is.
       look: colours and line styles.
       source: where the data come from, in a few words.
+      what: name of the value.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(curves["env_id"].unique())
@@ -35,7 +38,7 @@ def draw(curves: pd.DataFrame, axis: str, look: style.Look, source: str) -> Figu
             panel.set_xlim(left=0)
             style.thousands(panel)
         for panel in axes[:: style.PANELS_PER_ROW]:
-            panel.set_ylabel("episodic return")
+            panel.set_ylabel(what)
         style.systems_and_settings_legend(figure, look)
         style.source_line(figure, f"{style.seeds_text(curves['runs'])} · {source}")
     return figure

@@ -11,13 +11,17 @@ HEIGHT = 0.78  # of a bar that holds all rollouts, in rows
 BINS = 20
 
 
-def draw(shares: pd.DataFrame, look: style.Look, source: str) -> Figure:
+def draw(
+    shares: pd.DataFrame, look: style.Look, source: str, what: str = "policy lag (versions)"
+) -> Figure:
     """Draw one panel per environment, one row per system and setting.
 
     Args:
-      shares: system, setting, env_id, value (policy lag), share (of the rollouts), runs.
+      shares: system, setting, env_id, value (policy lag, or another count of versions), share (of the
+        rollouts), runs.
       look: colours and line styles.
       source: where the data come from, in a few words.
+      what: name of the value.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(shares["env_id"].unique())
@@ -29,7 +33,7 @@ def draw(shares: pd.DataFrame, look: style.Look, source: str) -> Figure:
             for (system, setting), one in here.groupby(["system", "setting"], observed=True):
                 _draw_row(panel, one, edges, rows.index((system, setting)), look)
             panel.set_title(env_id)
-            panel.set_xlabel("policy lag (versions)")
+            panel.set_xlabel(what)
             panel.set_xlim(edges[0] - 0.2, edges[-1] + 0.35 * (edges[-1] - edges[0]))
             panel.xaxis.get_major_locator().set_params(integer=True)
             labels = [f"{system}\n{setting}" for system, setting in rows]
@@ -41,7 +45,7 @@ def draw(shares: pd.DataFrame, look: style.Look, source: str) -> Figure:
             panel.grid(axis="y", visible=False)
         style.source_line(
             figure,
-            "height: share of rollouts; right: mean lag · "
+            "height: share of rollouts; right: mean · "
             f"{style.seeds_text(shares['runs'])} · {source}",
         )
     return figure

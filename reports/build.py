@@ -122,6 +122,12 @@ def draw_figures(
         "speed": lambda: speed.draw(found.speeds, look, source),
         "time_spent": lambda: time_spent.draw(found.times, look, source),
         "policy_lag": lambda: policy_lag.draw(found.lags, look, source),
+        "policy_changes": lambda: policy_lag.draw(
+            found.changes, look, source, "policy changes in a rollout"
+        ),
+        "value_losses": lambda: learning_curves.draw(
+            found.value_losses, "step", look, source, "value loss"
+        ),
     }
     return {name: style.save(draw[name](), folder, name) for name in figures}
 
@@ -154,6 +160,7 @@ def page_content(
         "speed": content.speed_grid(found.speeds),
         "time": content.time_grid(found.times),
         "lag": content.lag_grid(found.lags),
+        "changes": content.change_grid(found.predicted),
         "quality": content.quality_grid(problems),
         "runs": content.run_grid(tables, out),
         "figures": figures,

@@ -59,6 +59,9 @@ class Results(NamedTuple):
     speeds: pd.DataFrame
     times: pd.DataFrame
     lags: pd.DataFrame
+    changes: pd.DataFrame  # policy changes inside rollouts, of systems that have any
+    predicted: pd.DataFrame  # and what was predicted of them
+    value_losses: pd.DataFrame  # of the same systems
     pairs: pd.DataFrame
     verdicts: list[Verdict]
 
@@ -66,6 +69,7 @@ class Results(NamedTuple):
 def results(done: Tables) -> Results:
     """Compute everything that a report shows from the tables of completed runs."""
     pairs = summaries.fingerprints(done)
+    changing = summaries.changing(done)
     return Results(
         steps=summaries.learning_curves(done, "step"),
         time=summaries.learning_curves(done, "time"),
@@ -73,6 +77,9 @@ def results(done: Tables) -> Results:
         speeds=summaries.speed_table(done),
         times=summaries.time_table(done),
         lags=summaries.lag_table(done),
+        changes=summaries.lag_table(changing, "changes"),
+        predicted=summaries.change_predictions(changing),
+        value_losses=summaries.value_losses(changing),
         pairs=pairs,
         verdicts=summaries.verdicts(done, pairs),
     )
@@ -292,6 +299,39 @@ def lag_grid(lags: pd.DataFrame) -> Grid:
     return Grid((*NAMES, *columns), frozenset(columns), rows)
 
 
+def change_grid(predicted: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with its policy changes inside rollouts."""
+    paper = any(value is not None for value in predicted["paper_text"])
+    rows = [
+        (
+            *names(row),
+            numeric_cell(row.measured),
+            Cell(f"{number(row.low)} to {number(row.high)}", row.low),
+            numeric_cell(row.by_actors),
+            numeric_cell(row.by_time),
+            Cell(str(row.runs), row.runs),
+            *(
+                (
+                    Cell(row.paper_text or NOTHING),
+                    numeric_cell(row.paper_logs if row.paper_text else math.nan),
+                )
+                if paper
+                else ()
+            ),
+        )
+        for row in in_order(predicted).itertuples()
+    ]
+    columns = (
+        "changes per rollout",
+        "over seeds",
+        "actors / batch",
+        "rollout / update time",
+        "seeds",
+    )
+    columns += ("paper: text", "paper: logs") if paper else ()
+    return Grid((*NAMES, *columns), frozenset(columns), rows)
+
+
 def quality_grid(problems: Iterable[tuple[str, str]]) -> Grid:
     """Return one row per problem with the data."""
     rows = [(Cell(run, run), Cell(neutral(problem))) for run, problem in problems]
@@ -405,6 +445,16 @@ def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
             "Share of rollouts by policy lag: the learner's version when it used the data, less "
             "the version that produced it. Right: mean.",
             found.lags,
+        ),
+        "policy_changes": (
+            "Policy changes inside rollouts",
+            "Share of rollouts by how often the policy changed while they were collected. Right: mean.",
+            found.changes,
+        ),
+        "value_losses": (
+            "Value loss",
+            f"Value loss: mean over the updates between two points, then over seeds; {band}.",
+            found.value_losses,
         ),
     }
     return {

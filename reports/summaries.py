@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import aggregates, bootstrap, quality, reproducibility
-from analysis.curves import curve_table
+from analysis.curves import curve_table, update_curve_table
 from analysis.importers.records import SKIPPED_UPDATES
-from analysis.lag import lag_distribution
+from analysis.lag import PAPER_CHANGES, lag_distribution, predictions
 from analysis.scores import final_scores
 from analysis.tables import Tables
 
@@ -28,6 +28,7 @@ WORK = {
     "training": "training_time",
     "learner_waiting": "rollout_queue_get_time",
 }
+ACTOR_WORK = ("environment", "inference", "rollout", "for_parameters", "for_room")
 
 
 class Verdict(NamedTuple):
@@ -134,6 +135,7 @@ def time_table(tables: Tables) -> pd.DataFrame:
     """
     if not set(WORK.values()) <= set(tables.updates.columns):
         return pd.DataFrame(columns=[*GROUP, "runs"])
+    rollouts_per_actor = tables.runs.set_index("run")["hyperparameters"].map(_rollouts_per_actor)
     rows = []
     for key, updates in tables.updates.groupby([*GROUP, "run"], observed=True, sort=True):
         clock = updates["wall_time"].to_numpy(float)
@@ -142,6 +144,8 @@ def time_table(tables: Tables) -> pd.DataFrame:
             continue
         seconds = clock[-1] - clock[SKIPPED_UPDATES - 1]
         spent = {name: steady[column].sum() / seconds for name, column in WORK.items()}
+        for name in ACTOR_WORK:
+            spent[name] *= rollouts_per_actor[key[-1]]
         rows.append((*key, *_both_sides(spent)))
     sides = ["environment", "inference", "actor_waiting", "actor_other"]
     sides += ["training", "learner_waiting", "learner_other"]
@@ -150,6 +154,13 @@ def time_table(tables: Tables) -> pd.DataFrame:
     means = groups[sides].mean()
     means.insert(0, "runs", groups.size())
     return means.reset_index()
+
+
+def _rollouts_per_actor(hyperparameters: object) -> float:
+    """Return how many rollouts of each actor an update learns from: 1, or a part where it takes some."""
+    if not isinstance(hyperparameters, dict) or "num_actors" not in hyperparameters:
+        return 1.0
+    return float(hyperparameters["batch_size"]) / float(hyperparameters["num_actors"])
 
 
 def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
@@ -172,9 +183,62 @@ def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
     )
 
 
-def lag_table(tables: Tables) -> pd.DataFrame:
-    """Return how often each policy lag occurs: system, setting, env_id, value, share, runs."""
-    each = lag_distribution(tables)
+def value_losses(tables: Tables) -> pd.DataFrame:
+    """Return `analysis.curves.update_curve_table` of the value loss, each environment on its own grid."""
+    runs = tables.runs
+    frames = [
+        update_curve_table(of_runs(tables, runs["run"][runs["env_id"] == env_id]), "value_loss")
+        for env_id in environments(tables)
+    ]
+    none = update_curve_table(tables, "value_loss")
+    return pd.concat(frames, ignore_index=True) if frames else none
+
+
+def changing(tables: Tables) -> Tables:
+    """Return the tables of the systems whose policy changes inside rollouts."""
+    rollouts = tables.rollouts
+    systems = set(rollouts["system"][rollouts["changes"] > 0])
+    return of_runs(tables, tables.runs["run"][tables.runs["system"].isin(systems)])
+
+
+def change_predictions(tables: Tables) -> pd.DataFrame:
+    """Return mid-rollout changes as measured and as predicted, means over seeds.
+
+    Returns:
+      system, setting, env_id, runs, measured (changes per rollout), low, high (smallest and largest
+      run), by_actors, by_time (see `analysis.lag.predictions`), lag (mean), paper_text, paper_logs
+      (what the Cleanba paper reports of the setting of that name, or None).
+    """
+    theory = predictions(tables).set_index("run")
+    rows = []
+    for key, group in tables.rollouts.groupby(GROUP, observed=True, sort=True):
+        each = group.groupby("run", observed=True)[["changes", "lag"]].mean()
+        said = theory.loc[each.index]
+        rows.append(
+            (
+                *key,
+                len(each),
+                each["changes"].mean(),
+                each["changes"].min(),
+                each["changes"].max(),
+                said["changes_by_actors"].mean(),
+                said["changes_by_time"].mean(),
+                each["lag"].mean(),
+                *PAPER_CHANGES.get(str(key[1]), (None, None)),
+            )
+        )
+    names = ["runs", "measured", "low", "high", "by_actors", "by_time", "lag"]
+    return pd.DataFrame(rows, columns=[*GROUP, *names, "paper_text", "paper_logs"])
+
+
+def lag_table(tables: Tables, column: str = "lag") -> pd.DataFrame:
+    """Return how often each policy lag occurs: system, setting, env_id, value, share, runs.
+
+    Args:
+      tables: of completed runs.
+      column: `lag`, or `changes` for policy changes inside rollouts.
+    """
+    each = lag_distribution(tables, column)
     if each.empty:
         return pd.DataFrame(columns=[*GROUP, "value", "share", "runs"])
     runs = each.groupby(GROUP, observed=True)["run"].nunique().rename("runs")

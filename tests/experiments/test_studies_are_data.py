@@ -62,6 +62,34 @@ def test_a_command_says_the_whole_run(tmp_path):
     assert "--concurrency" in words
 
 
+def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
+    text = STUDY.replace('["cleanba_ppo-sync", "cleanba_impala"]', '["monobeast"]')
+    text = text.replace("num_actor_threads = 1", "num_actor_threads = 12")
+    text = text.replace("num_envs = 8\nanneal_lr = false", "batch_size = 4")
+    text = text.replace("[[runs]]", "[settings.one.flags]\nlearner_delay_seconds = 0.5\n[[runs]]")
+    run = load(tmp_path, text).runs[0]
+    words = systems.command(run, tmp_path)
+    assert words[1].endswith("baselines/monobeast_study.py")
+    assert " ".join(words[2:]) == (
+        "--env CartPole-v1 --seed 1 --total-steps 1000 --batch-size 4 --num-actors 12 "
+        f"--learner-delay-seconds 0.5 --study mine --xpid one --runs-dir {tmp_path} --no-progress"
+    )
+
+
+def test_the_paper_s_lag_study_is_the_command_lines_of_appendix_g(tmp_path):
+    study = load_study(find_study("monobeast_lag_paper"))
+    assert len(study.runs) == 3 * 10
+    commands = {r.setting.name: " ".join(systems.command(r, tmp_path)[2:]) for r in study.runs}
+    for name, actors in (("control", 80), ("delayed", 80), ("half-actors", 40)):
+        for part in (
+            "--env Pong-v5", f"--num-actors {actors} ", "--total-steps 10000000", "--epsilon 0.01",
+            "--learning-rate 0.0006", "--entropy-cost 0.01", "--batch-size 8",
+            "--unroll-length 240", "--num-learner-threads 1",
+        ):  # fmt: skip
+            assert part in commands[name]
+        assert ("--learner-delay-seconds 1.0" in commands[name]) == (name == "delayed")
+
+
 def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
     planned = ["python", "cleanba/cleanba_ppo.py", "--seed", "1", "--runs-dir", "runs"]
     script = "cleanba/cleanba_ppo.py"
@@ -81,6 +109,7 @@ def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
         ('settings = ["one"]', 'settings = ["two"]', "'two', not defined"),
         ("cores = 2", "cores = 0", "at least one core"),
         ("cores = 2", "cores = 2\ncolour = 1", "unknown field 'colour'"),
+        ("cores = 2", "cores = 2\nflags = 1", "flags must be a table"),
         ("title", "titel", "lacks 'title'"),
         ("[[runs]]", "[[runs", "mine.toml"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from synthetic_runs import study_folder, write_run
 
 from analysis.importers.records import read_records
+from cleanba.record import RunWriter
 from experiments.study import find_study
 from reports import build, content, summaries
 
@@ -93,6 +94,73 @@ def test_both_pages_hold_every_part(quickstart):
             assert part in text
     assert len(re.findall(r"!\[.*\]\(figures/\w+\.png\)", markdown)) == 6
     assert html.count('src="data:image/svg+xml;base64,') == 6
+
+
+def monobeast_run(folder, setting, seed, changes, num_actors):
+    """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
+    hyperparameters = {"num_actors": num_actors, "batch_size": 2}
+    header = {"system": "monobeast", "setting": setting, "env_id": "Catch-v0", "seed": seed}
+    with RunWriter(folder, header | {"hyperparameters": hyperparameters, "hardware": {}}) as writer:
+        for update in range(1, 101):
+            times = {
+                "rollout_time": 0.4,
+                "inference_time": 0.1,
+                "env_time": 0.2,
+                "training_time": 0.06,
+            }
+            waits = {f"{queue}_time": 0.0 for queue in ("params_queue_get", "rollout_queue_put")}
+            line = {"version": update + 1, "step": 160 * update, "wall_time": 0.1 * update}
+            line |= {"value_loss": 100.0 / update + seed, "rollout_queue_get_time": 0.03}
+            writer.write("updates", [line | times | waits])
+            first = max(1, update - changes)
+            versions = [[version, 10] for version in range(first, update + 1)]
+            rollout = {"rollout": update, "steps": 10 * len(versions), "wall_time": 0.1 * update}
+            rollout |= {"version_first": first, "version_last": update, "versions": versions}
+            writer.write(
+                "rollouts", [rollout | {"actor": a, "learner_version": update} for a in (0, 1)]
+            )
+            episode = {"step": 160 * update, "wall_time": 0.1 * update, "env_index": 0}
+            writer.write("episodes", [episode | {"return": 1.0, "length": 9}])
+
+
+def test_policy_changes_inside_rollouts_are_shown_beside_what_was_predicted(place):
+    for seed in (1, 2, 3):
+        for setting, changes, actors in (("control", 4, 8), ("my-setting", 1, 2)):
+            folder = place / f"runs/lag/monobeast__{setting}__Catch-v0__s{seed}"
+            monobeast_run(folder, setting, seed, changes, actors)
+    assert build.main(["lag"]) == 0
+    html, markdown = pages(place, "lag")
+    for text in (visible_text(html), markdown):
+        for part in ("Policy changes inside rollouts", "Value loss", "paper: logs", "12 to 13"):
+            assert part in text
+    section = markdown.split("## Policy changes inside rollouts")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| Catch")]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    # measured (the first rollouts have fewer versions to change between), by actors, by time, paper
+    assert rows[0][2:] == [
+        "control",
+        "3.90",
+        "3.90 to 3.90",
+        "4.00",
+        "4.00",
+        "3",
+        "12 to 13",
+        "12.70",
+    ]
+    assert rows[1][2:] == ["my-setting", "0.99", "0.99 to 0.99", "1.00", "4.00", "3", "–", "–"]
+    for name in ("policy_changes", "value_losses"):
+        assert (place / f"reports/lag/figures/{name}.png").is_file()
+
+
+def test_the_time_of_actors_that_an_update_takes_some_of_adds_up(place):
+    folder = place / "runs/lag/monobeast__control__Catch-v0__s1"
+    monobeast_run(folder, "control", 1, 4, 8)
+    table = summaries.time_table(summaries.completed(read_records([folder])))
+    row = table.iloc[0]
+    # an update takes 0.1 s and 2 of 8 rollouts: each actor gives one in 4 updates, 0.4 s
+    assert row["environment"] == pytest.approx(0.5)
+    assert row["inference"] == pytest.approx(0.25)
+    assert row["training"] == pytest.approx(0.6)
 
 
 def test_the_html_page_needs_nothing_but_itself(quickstart):

@@ -1,0 +1,183 @@
+"""What the torch baselines write about a run: the record, TensorBoard, a line now and then."""
+
+import os
+import platform
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cleanba import __version__
+from cleanba.environments import check_env_id, describe_env, env_seeds
+from cleanba.placement import cpu_model
+from cleanba.record import RunWriter, check_writable, run_name, source_revision
+from cleanba.scalar_log import TensorBoardWriter, hyperparameter_table, update_scalars
+
+PACKAGES = ("torch", "envpool", "numpy")
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class RunId(NamedTuple):
+    """What names a run, and where its record is kept."""
+
+    system: str
+    setting: str
+    env_id: str
+    seed: int
+    study: str
+    runs_dir: str
+
+    @property
+    def directory(self) -> Path:
+        """Folder of the record."""
+        name = run_name(self.system, self.setting, self.env_id, self.seed)
+        return Path(self.runs_dir) / self.study / name
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """Return the part of a record's `hardware` that every torch program can say."""
+    kind = cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return {
+        "platform": device.type,
+        "device_kind": kind,
+        "cpu_affinity": sorted(os.sched_getaffinity(0)),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a result may depend on."""
+    own = {"python": platform.python_version(), "cleanba": __version__}
+    return own | {p: metadata.version(p) for p in PACKAGES}
+
+
+class RunLog:
+    """The record of a run, TensorBoard, and a line of progress every few seconds."""
+
+    def __init__(
+        self,
+        run: RunId,
+        hyperparameters: Mapping[str, Any],
+        hardware: Mapping[str, Any],
+        *,
+        total_steps: int,
+        overwrite: bool,
+        progress: bool,
+    ):
+        """Begin the record.
+
+        Args:
+          run: names it.
+          hyperparameters: all that may change what is learned.
+          hardware: all that may only change how fast.
+          total_steps: of the whole run, for the line of progress.
+          overwrite: delete the record of an earlier run of the same name.
+          progress: print lines of progress.
+
+        Raises:
+          RecordError: if there is a record already.
+        """
+        header = {
+            "system": run.system,
+            "setting": run.setting,
+            "env_id": run.env_id,
+            "seed": run.seed,
+            "study": run.study,
+            "hyperparameters": dict(hyperparameters),
+            "hardware": dict(hardware),
+            "versions": versions(),
+            "revision": source_revision(Path(__file__).parent),
+            "command": ["python", *sys.argv],
+        }
+        self._record = RunWriter(run.directory, header, overwrite)
+        self._board = TensorBoardWriter(run.directory / "tensorboard")
+        self._board.write_text("hyperparameters", hyperparameter_table(hyperparameters))
+        self._returns: deque[float] = deque(maxlen=100)
+        self._total_steps = total_steps
+        self._progress = progress
+        self._last_line = (0.0, 0)  # time and step
+        self._last_step = 0
+
+    def write(
+        self,
+        update: Mapping[str, Any],
+        rollouts: Sequence[Mapping[str, Any]],
+        episodes: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Record one update, the rollouts that it learned from, and their episodes."""
+        self._record.write("episodes", episodes)
+        self._record.write("rollouts", rollouts)
+        self._record.write("updates", [update])
+        self._returns.extend(e["return"] for e in episodes)
+        scalars = update_scalars(update, update["step"] - self._last_step)
+        if self._returns:
+            scalars["charts/avg_episodic_return"] = float(np.mean(self._returns))
+        self._board.write(update["step"], scalars)
+        self._last_step = update["step"]
+        then, step = self._last_line
+        now = update["wall_time"]
+        if self._progress and now - then >= SECONDS_BETWEEN_LINES:
+            speed = (update["step"] - step) / (now - then)
+            mean = f"{np.mean(self._returns):.1f}" if self._returns else "none yet"
+            print(
+                f"Steps {update['step']:,} of {self._total_steps:,} @ {speed:.1f} SPS. "
+                f"Loss {update['loss']:.4f}. Return {mean}.",
+                flush=True,
+            )
+            self._last_line = (now, update["step"])
+
+    def close(self, error: BaseException | None) -> None:
+        """Close the record, with the status that the error, if any, calls for."""
+        self._board.close()
+        self._record.__exit__(type(error) if error else None, error, None)
+
+
+def check_run(run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str) -> Any:
+    """Check what can be wrong with any run; return the `EnvSpec` of its environment.
+
+    Raises:
+      ValueError: with one line, for an unknown environment or a seed out of range.
+      RecordError: if there is a record already, and `overwrite` is not given.
+    """
+    env_seeds(run.seed, 0, num_envs)
+    check_env_id(run.env_id)
+    check_writable(run.directory, overwrite)
+    return describe_env(run.env_id, preprocessing)
+
+
+def save_parameters(network: torch.nn.Module, path: Path) -> None:
+    """Save parameters so that nothing needs to be unpickled to load them (.npz)."""
+    arrays = {name: value.detach().cpu().numpy() for name, value in network.state_dict().items()}
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, **arrays)
+    os.replace(temporary, path)
+
+
+def load_parameters(network: torch.nn.Module, path: Path) -> None:
+    """Load what `save_parameters` wrote.
+
+    Raises:
+      ValueError: with one line, if the file does not fit the network.
+    """
+    with np.load(path, allow_pickle=False) as arrays:
+        state = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+class Clock:
+    """Seconds since the run started; the same in all processes forked from it."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return time.monotonic() - self._start

@@ -1,0 +1,434 @@
+"""monobeast's architecture: what it records adds up, and however it ends, nothing is left behind."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from baselines import monobeast_study
+from baselines.shared_memory import IndexQueue, shared_tensor
+from cleanba.command_line import BadInput, parse
+from cleanba.record import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "baselines" / "monobeast_study.py"
+LINE = re.compile(
+    r"^actor_index (\d+) initial policy_version (\d+) policy_version after rollout (\d+)$"
+)
+
+# Appendix G of the paper, with `python -m torchbeast.monobeast_study` left out.
+APPENDIX_G = (
+    "--num_actors 80 --total_steps 10000000 --learning_rate 0.0006 --epsilon 0.01 --entropy_cost 0.01 "
+    "--batch_size 8 --unroll_length 240 --num_threads 1 --env Pong-v5",
+    "--num_actors 80 --total_steps 10000000 --learning_rate 0.0006 --epsilon 0.01 --entropy_cost 0.01 "
+    "--batch_size 8 --unroll_length 240 --num_threads 1 --env Pong-v5 --learner_delay_seconds 1.0",
+    "--num_actors 40 --total_steps 10000000 --learning_rate 0.0006 --epsilon 0.01 --entropy_cost 0.01 "
+    "--batch_size 8 --unroll_length 240 --num_threads 1 --env Pong-v5",
+)
+
+SMALL = {
+    "env": "CartPole-v1", "num_actors": 4, "batch_size": 4, "unroll_length": 10,
+    "total_steps": 10_000,
+}  # fmt: skip
+
+
+def command(runs_dir, **options):
+    words = [sys.executable, str(SCRIPT), "--savedir", str(runs_dir)]
+    for name, value in (SMALL | options).items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def run(runs_dir, code=0, **options):
+    done = subprocess.run(command(runs_dir, **options), capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def record_in(runs_dir):
+    (folder,) = runs_dir.glob("default/*")
+    return read_run(folder)
+
+
+def wait_for_update(runs_dir, process):
+    """Wait until a run has recorded an update; return its folder."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for path in runs_dir.glob("default/*/updates.jsonl"):
+            if path.stat().st_size:
+                return path.parent
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError("no update within two minutes")
+
+
+def start(runs_dir, **options):
+    """Start a run that would last; return the process and its actors, once it has learned."""
+    words = command(runs_dir, total_steps=10_000_000, **options)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for_update(runs_dir, process)
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of 1,000 rollouts, and what it printed."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    done = run(runs_dir)
+    return record_in(runs_dir), done.stdout
+
+
+def test_nothing_is_lost_or_learned_from_twice_in_1000_rollouts(finished):
+    record, printed = finished
+    rollouts = record.lines("rollouts")
+    assert len(rollouts) == 1000
+    for actor in range(4):
+        numbers = sorted(r["rollout"] for r in rollouts if r["actor"] == actor)
+        # none missing, none twice; two learner threads may take turns out of their order
+        assert numbers == list(range(1, len(numbers) + 1))
+    # and what was never learned from is at most what was in the buffers at the end
+    made = sum(1 for line in printed.splitlines() if LINE.match(line))
+    assert 0 <= made - len(rollouts) <= record.info["hyperparameters"]["num_buffers"] + 4
+    updates = record.lines("updates")
+    assert [u["version"] for u in updates] == list(range(2, 252))
+    assert [u["step"] for u in updates] == list(range(40, 10_001, 40))[: len(updates)]
+
+
+def test_versions_of_a_rollout_add_up_and_never_fall(finished):
+    record, _ = finished
+    learner_versions = []
+    for r in record.lines("rollouts"):
+        versions = [version for version, _ in r["versions"]]
+        assert sum(steps for _, steps in r["versions"]) == r["steps"] == 10
+        assert versions == sorted(set(versions))
+        assert versions[0] == r["version_first"] >= 1
+        assert versions[-1] == r["version_last"] <= r["learner_version"]
+        learner_versions.append(r["learner_version"])
+    assert learner_versions == sorted(learner_versions)
+    assert [learner_versions.count(v) for v in range(1, 251)] == [4] * 250
+
+
+def test_lines_are_those_of_the_paper_s_appendix_and_agree_with_the_record(finished):
+    record, printed = finished
+    lines = [tuple(map(int, m.groups())) for m in map(LINE.match, printed.splitlines()) if m]
+    by_actor = {actor: [line[1:] for line in lines if line[0] == actor] for actor in range(4)}
+    for r in record.lines("rollouts"):
+        first, after = by_actor[r["actor"]][r["rollout"] - 1]
+        assert first == r["version_first"]
+        assert after >= r["version_last"]
+
+
+def test_episodes_are_whole(finished):
+    record, _ = finished
+    episodes = record.lines("episodes")
+    assert len(episodes) > 100
+    for e in episodes:
+        assert e["return"] == e["length"]  # CartPole gives 1 a step
+        assert 8 <= e["length"] <= 500
+    by_env = {}
+    for e in episodes:
+        by_env[e["env_index"]] = by_env.get(e["env_index"], 0) + e["length"]
+    for steps in by_env.values():
+        assert steps <= 10 * 1000
+    # steps of finished episodes are nearly all steps: none is counted twice, few are unfinished
+    assert 10_000 - 4 * 500 <= sum(by_env.values()) <= 10_000
+
+
+def test_the_record_is_described(finished):
+    record, _ = finished
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "run-record.md").read_text()))
+    for kind in ("episodes", "updates", "rollouts"):
+        for row in record.lines(kind):
+            assert set(row) <= documented, set(row) - documented
+    assert set(record.info) <= documented
+    assert set(record.info["hardware"]) <= documented, set(record.info["hardware"]) - documented
+    assert record.info["system"] == "monobeast"
+    assert record.path.name == "monobeast__actors4__CartPole-v1__s1"
+    assert record.completed
+
+
+def test_an_env_resets_within_the_step_that_ends_an_episode():
+    env = monobeast_study.Environment("CartPole-v1", 5, "machado")
+    first = env.initial()
+    total, step = 0, first
+    for _ in range(200):
+        total += 1
+        step = env.step(1)  # always to the right: it falls soon
+        assert step.episode_length == total == step.episode_return
+        if step.done:
+            assert np.abs(step.obs).max() < 0.06  # CartPole begins within 0.05 of upright
+            total = 0
+
+
+@pytest.mark.parametrize("line", APPENDIX_G)
+def test_the_command_lines_of_appendix_g_are_taken_verbatim(line, tmp_path):
+    args = parse(monobeast_study.Args, [*shlex.split(line), "--savedir", str(tmp_path)], "")
+    assert (args.env, args.batch_size, args.unroll_length) == ("Pong-v5", 8, 240)
+    assert args.num_learner_threads == 1
+    assert args.num_actors == (40 if "40" in line.split()[:2] else 80)
+    assert args.learner_delay_seconds == (1.0 if "delay" in line else 0.0)
+    plan = monobeast_study.prepare(args)
+    assert plan.network_name == "resnet"
+    assert plan.num_buffers == 2 * args.num_actors
+
+
+def test_80_actors_start_within_a_minute_and_fit_into_memory(tmp_path):
+    line = shlex.split(APPENDIX_G[0])
+    line[line.index("--unroll_length") + 1] = "2"  # the first update soon after the start
+    words = [sys.executable, str(SCRIPT), *line, "--network", "nature", "--savedir", str(tmp_path)]
+    begin = time.monotonic()
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for_update(tmp_path, process)
+        seconds = time.monotonic() - begin
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 80
+        memory = sum(p.memory_full_info().pss for p in (psutil.Process(process.pid), *children))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert seconds < 60
+    assert memory < 12 * 2**30
+    assert record_in(tmp_path).info["status"] == "interrupted"
+
+
+def test_a_slow_actor_sees_policies_change_inside_its_rollouts(tmp_path):
+    """Acting is the slow side: about actors / batch changes in a rollout, in whatever machine."""
+    run(tmp_path, actor_delay_seconds=0.005, unroll_length=40, batch_size=1, total_steps=6400)
+    record = record_in(tmp_path)
+    assert record.path.name.startswith("monobeast__actors4-acting0.005__")
+    changes = [len(r["versions"]) - 1 for r in record.lines("rollouts")]
+    assert 3 < np.mean(changes[16:]) < 5
+
+
+@pytest.mark.parametrize("where", ["learning", "broadcast"])
+def test_a_delayed_learner_is_slow_where_it_is_told_to_be(tmp_path, where):
+    delay = 0.2
+    run(
+        tmp_path, learner_delay_seconds=delay, learner_delay=where, total_steps=12 * 40,
+        num_learner_threads=2,
+    )  # fmt: skip
+    record = record_in(tmp_path)
+    assert f"-{where}0.2__" in record.path.name
+    times = np.array([u["wall_time"] for u in record.lines("updates")])
+    per_update = (times[-1] - times[1]) / (len(times) - 2)
+    if where == "learning":
+        assert per_update >= delay * 0.99  # the lock is held: one at a time
+    else:
+        assert delay / 2 * 0.9 <= per_update < delay * 0.9  # the other thread learns meanwhile
+        # the actors act with what was broadcast, which is behind
+        lags = [r["learner_version"] - r["version_last"] for r in record.lines("rollouts")]
+        assert max(lags) > 1
+
+
+def test_an_lstm_and_the_nature_network_learn_from_atari(tmp_path):
+    run(
+        tmp_path, env="Pong-v5", network="nature", use_lstm=True, num_actors=2, batch_size=2,
+        unroll_length=5, total_steps=40, disable_cuda=True,
+    )  # fmt: skip
+    record = record_in(tmp_path)
+    assert record.completed
+    assert len(record.lines("updates")) == 4
+    assert record.info["hyperparameters"]["use_lstm"]
+
+
+def test_a_trained_model_can_be_tested(tmp_path):
+    run(tmp_path, total_steps=400)
+    done = run(tmp_path, total_steps=400, mode="test")
+    assert (
+        len(re.findall(r"^Episode ended after \d+ steps. Return: \d+\.0$", done.stdout, re.M)) == 10
+    )
+    assert re.search(r"^Average returns over 10 episodes: \d+\.\d$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": "Pogn-v5"}, "did you mean .*Pong-v5"),
+        ({"num_actors": 0}, "--num_actors 0: must be 1 or more"),
+        ({"num_buffers": 3}, "--num_buffers 3: needs at least one per actor"),
+        ({"network": "nature"}, "--network nature: observations are"),
+        ({"use_lstm": True}, "--use_lstm: needs a resnet or nature network"),
+        ({"mode": "test"}, "--mode test: there is no .*model.npz"),
+        ({"learner_delay_seconds": -1}, "--learner_delay_seconds -1.0: must be 0 or more"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, options, message):
+    done = run(tmp_path, code=2, **options)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert re.search(message, line), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_not_overwritten_unasked(tmp_path):
+    run(tmp_path, total_steps=80)
+    before = (record_in(tmp_path).path / "updates.jsonl").read_bytes()
+    done = run(tmp_path, code=2, total_steps=80)
+    assert "already holds a run" in done.stderr
+    assert (record_in(tmp_path).path / "updates.jsonl").read_bytes() == before
+    run(tmp_path, total_steps=120, overwrite=True)
+    assert len(record_in(tmp_path).lines("updates")) == 3
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert not alive, [p.cmdline() for p in alive]
+
+
+def test_a_killed_actor_ends_the_run_at_once_and_is_named(tmp_path):
+    process, actors = start(tmp_path)
+    assert len(actors) == 4
+    os.kill(actors[2].pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 1
+    message = rf"ActorDied: actor 2 \(process {actors[2].pid}\) was ended by SIGKILL"
+    assert re.search(message, errors)
+    record = record_in(tmp_path)
+    assert record.info["status"] == "failed"
+    assert re.search(message, record.info["error"])
+    assert_gone(actors)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "error"),
+    [
+        (signal.SIGINT, 130, "interrupted by SIGINT"),
+        (signal.SIGTERM, 143, "interrupted by SIGTERM"),
+    ],
+)
+def test_a_signal_leaves_a_record_marked_interrupted(tmp_path, number, code, error):
+    process, actors = start(tmp_path)
+    process.send_signal(number)
+    process.communicate(timeout=15)
+    assert process.returncode == code
+    record = record_in(tmp_path)
+    assert (record.info["status"], record.info["error"]) == ("interrupted", error)
+    assert_gone(actors)
+
+
+def test_actors_end_when_the_learner_is_killed(tmp_path):
+    process, actors = start(tmp_path)
+    process.kill()
+    process.communicate(timeout=15)
+    assert_gone(actors)
+
+
+TWENTY_RUNS = """
+import os, pathlib, sys, threading
+from baselines import monobeast_study as study
+from cleanba.command_line import parse
+import psutil
+
+runs_dir, total = sys.argv[1], 4000
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+def fail(*args):
+    raise ValueError("planted")
+take_batch = study.take_batch
+for n in range(20):
+    flags = ["--savedir", runs_dir, "--env", "CartPole-v1", "--num_actors", "3", "--batch_size", "4",
+             "--unroll_length", "10", "--total_steps", str(total), "--seed", str(n), "--no-progress"]
+    kind = ("completes", "learner fails", "actor is killed", "completes")[n % 4]
+    study.take_batch = fail if kind == "learner fails" else take_batch
+    if kind == "actor is killed":
+        def kill():
+            psutil.Process().children()[1].kill()
+        threading.Timer(0.3, kill).start()
+        flags += ["--actor_delay_seconds", "0.02"]
+    try:
+        study.train(study.prepare(parse(study.Args, flags, "")))
+        outcome = "completes"
+    except ValueError as error:
+        assert str(error) == "planted"
+        outcome = "learner fails"
+    except study.ActorDied as error:
+        assert "actor 1" in str(error), error
+        outcome = "actor is killed"
+    assert outcome == kind, (outcome, kind)
+    assert psutil.Process().children() == []
+    if n == 3:
+        first = descriptors()
+    if n == 19:
+        assert descriptors() <= first + 2, (first, descriptors())
+print("twenty")
+"""
+
+
+def test_after_20_runs_no_process_is_left_and_no_shared_memory(tmp_path):
+    before = sorted(os.listdir("/dev/shm"))
+    done = subprocess.run(
+        [sys.executable, "-c", TWENTY_RUNS, str(tmp_path)], capture_output=True, text=True, timeout=600,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("twenty\n")
+    assert sorted(os.listdir("/dev/shm")) == before
+    statuses = [
+        json.loads(path.read_text())["status"] for path in tmp_path.glob("default/*/run.json")
+    ]
+    assert sorted(statuses) == ["completed"] * 10 + ["failed"] * 10
+
+
+def test_shared_memory_is_seen_by_a_forked_process():
+    tensor, queue = shared_tensor((2, 3), torch.float32), IndexQueue()
+    child = os.fork()
+    if not child:
+        tensor[1, 2] = 7
+        queue.put(5)
+        os._exit(0)
+    assert queue.get() == 5
+    assert tensor[1, 2] == 7
+    os.waitpid(child, 0)
+    queue.close()
+
+
+def test_whoever_waits_for_the_dead_is_told():
+    queue = IndexQueue()
+    queue.put(3)
+    queue.only_get()
+    assert queue.get() == 3
+    with pytest.raises(EOFError):
+        queue.get()
+    queue = IndexQueue()
+    queue.only_put()
+    with pytest.raises(BrokenPipeError):
+        queue.put(3)
+
+
+def test_run_lengths_of_versions():
+    assert monobeast_study.run_lengths(np.array([4, 4, 5, 7, 7, 7])) == ([4, 5, 7], [2, 1, 3])
+    assert monobeast_study.run_lengths(np.array([2])) == ([2], [1])
+
+
+def test_steps_and_rewards_of_a_batch_are_where_they_belong():
+    args = monobeast_study.Args(unroll_length=3, batch_size=2)
+    spec = monobeast_study.EnvSpec("x", (2,), np.dtype(np.float32), 3, False, 10)
+    buffers = monobeast_study.make_buffers(4, 3, spec, (0,))
+    for n in (1, 3):
+        buffers.obs[n] = n * 10 + torch.arange(4)[:, None]
+        buffers.rewards[n] = torch.arange(4) - 0.5 + n
+        buffers.origin[n] = torch.tensor([n, 7])
+    batch, origin = monobeast_study.take_batch(buffers, [3, 1], args, torch.device("cpu"))
+    assert batch.obs[:, 0, 0].tolist() == [30, 31, 32, 33]
+    assert batch.obs[:, 1, 1].tolist() == [10, 11, 12, 13]
+    assert batch.rewards[:, 1].tolist() == [0.5, 1, 1, 1]  # clipped
+    assert origin.actors.tolist() == [3, 1]
+    buffers.obs[3] = 0  # the batch is a copy: its buffers are free
+    assert batch.obs[:, 0, 0].tolist() == [30, 31, 32, 33]
+
+
+def test_a_plan_refuses_more_actors_than_seeds():
+    with pytest.raises(BadInput, match="at most"):
+        monobeast_study.prepare(monobeast_study.Args(env="CartPole-v1", num_actors=20_000))
