@@ -648,13 +648,7 @@ def prepare(args: Args) -> Plan:
             overwrite=args.overwrite or args.mode == "test",
             preprocessing=args.atari_preprocessing,
         )
-        images = len(spec.obs_shape) == 3
-        name = args.network
-        if name == "auto":
-            name = "resnet" if images else "mlp"
-        if images == (name == "mlp"):
-            fits = "resnet or nature" if images else "mlp"
-            raise ValueError(f"--network {name}: observations are {spec.obs_shape}; choose {fits}")
+        name = run_log.choose_network(args.network, spec)
         torch.manual_seed(args.seed)
         network = make_network(name, spec.obs_shape, spec.num_actions, use_lstm=args.use_lstm)
     except ValueError as error:

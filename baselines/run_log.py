@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cleanba import __version__
-from cleanba.environments import check_env_id, describe_env, env_seeds
+from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds
 from cleanba.placement import cpu_model
 from cleanba.record import RunWriter, check_writable, run_name, source_revision
 from cleanba.scalar_log import TensorBoardWriter, hyperparameter_table, update_scalars
@@ -126,7 +126,7 @@ class RunLog:
             mean = f"{np.mean(self._returns):.1f}" if self._returns else "none yet"
             print(
                 f"Steps {update['step']:,} of {self._total_steps:,} @ {speed:.1f} SPS. "
-                f"Loss {update['loss']:.4f}. Return {mean}.",
+                f"Loss {update['loss']}. Return {mean}.",
                 flush=True,
             )
             self._last_line = (now, update["step"])
@@ -137,7 +137,7 @@ class RunLog:
         self._record.__exit__(type(error) if error else None, error, None)
 
 
-def check_run(run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str) -> Any:
+def check_run(run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str) -> EnvSpec:
     """Check what can be wrong with any run; return the `EnvSpec` of its environment.
 
     Raises:
@@ -148,6 +148,21 @@ def check_run(run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str)
     check_env_id(run.env_id)
     check_writable(run.directory, overwrite)
     return describe_env(run.env_id, preprocessing)
+
+
+def choose_network(name: str, spec: EnvSpec) -> str:
+    """Return the name of a network that fits an environment; `auto` chooses.
+
+    Raises:
+      ValueError: with one line, if it does not fit.
+    """
+    images = len(spec.obs_shape) == 3
+    if name == "auto":
+        return "resnet" if images else "mlp"
+    if images == (name == "mlp"):
+        fits = "resnet or nature" if images else "mlp"
+        raise ValueError(f"--network {name}: observations are {spec.obs_shape}; choose {fits}")
+    return name
 
 
 def save_parameters(network: torch.nn.Module, path: Path) -> None:

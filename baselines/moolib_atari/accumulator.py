@@ -1,0 +1,366 @@
+"""moolib's Accumulator over torch.distributed: gradients of all peers, summed while acting goes on.
+
+Its methods are those of `moolib.Accumulator` (https://facebookresearch.github.io/moolib), with their
+meaning there. What a peer has to give since the last step is summed in place. Two collectives make a step:
+the peers count what they have, over and over, until it is the virtual batch size or more; then they add it
+up. Both run in the background, and each is looked at once in `update`, so that a step takes two calls of it
+at least: with one peer, an action is taken in between, as in moolib.
+"""
+
+import contextlib
+import io
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
+
+SECONDS_BETWEEN_LOOKS = 0.05  # for a new generation of the group
+CONNECT_TIMEOUT = timedelta(seconds=20)
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a dead peer is noticed long before, by its connection
+
+GENERATION, JOINING = "generation", "joining"
+
+
+State = Mapping[str, np.ndarray]  # what a newcomer is brought up to date with
+
+
+class PeerLost(Exception):
+    """A collective has failed, because a peer is gone."""
+
+
+@contextlib.contextmanager
+def _peer_lost_where_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
+
+
+class GradientStats(NamedTuple):
+    """What went into a step."""
+
+    num_gradients: int
+    num_skipped: int
+    batch_size: int
+
+
+class Generation(NamedTuple):
+    """The peers that train together, until one leaves or joins."""
+
+    number: int
+    members: tuple[str, ...]
+
+
+class Group:
+    """A peer's view of the group: who is in it, and its collectives.
+
+    The broker (see launch.py) decides who is in the group, and says so in the store.
+    """
+
+    def __init__(self, store: Store, name: str, device: torch.device):
+        """Ask to be let in.
+
+        Args:
+          store: that all peers and the broker share.
+          name: of this peer.
+          device: of the tensors that are exchanged.
+        """
+        self.name = name
+        self.generation = Generation(0, ())
+        self._store = store
+        self._device = device
+        self._process_group: ProcessGroup | None = None
+        self._last_look = 0.0
+        store.queue_push(JOINING, name)
+
+    def update(self, failed: bool = False) -> bool:
+        """Follow the broker to a new generation of the group.
+
+        Args:
+          failed: whether a collective has failed, so that a new generation is to come.
+
+        Returns:
+          Whether there is one.
+        """
+        now = time.monotonic()
+        if not failed and now - self._last_look < SECONDS_BETWEEN_LOOKS:
+            return False
+        self._last_look = now
+        if not self._store.check([GENERATION]):
+            return False
+        number, members = json.loads(self._store.get(GENERATION))
+        if number == self.generation.number or self.name not in members:
+            return False
+        self.generation = Generation(number, tuple(members))
+        self._process_group = None
+        try:
+            self._process_group = self._connect(PrefixStore(f"group-{number}", self._store))
+        except RuntimeError:
+            return False  # somebody has left since; the broker says who is there now
+        return True
+
+    def _connect(self, store: Store) -> ProcessGroup:
+        rank, size = self.generation.members.index(self.name), len(self.generation.members)
+        if self._device.type == "cuda":
+            from torch.distributed import ProcessGroupNCCL
+
+            return ProcessGroupNCCL(store, rank, size, COLLECTIVE_TIMEOUT)
+        store.set_timeout(CONNECT_TIMEOUT)
+        return ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
+
+    @property
+    def connected(self) -> bool:
+        """Whether this peer is in a group."""
+        return self._process_group is not None
+
+    def leave(self) -> None:
+        """Give up the collectives of this generation, which have failed."""
+        self._process_group = None
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Start to add a tensor up over the peers, in place.
+
+        Raises:
+          PeerLost: here, in `is_done`, and in every other collective, if a peer is gone.
+        """
+        with _peer_lost_where_it_fails():
+            return self._process_group.allreduce([tensor])
+
+    def is_done(self, work: Work) -> bool:
+        """Whether a collective has ended."""
+        if not work.is_completed():
+            return False
+        with _peer_lost_where_it_fails():
+            work.wait()
+        return True
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a small tensor of every peer, in the order of the members [peers, ...]."""
+        outputs = [torch.empty_like(tensor) for _ in self.generation.members]
+        with _peer_lost_where_it_fails():
+            self._process_group.allgather([outputs], [tensor]).wait()
+        return torch.stack(outputs)
+
+    def broadcast(self, tensor: torch.Tensor, source: str) -> None:
+        """Copy a tensor from one peer to all, in place."""
+        root = self.generation.members.index(source)
+        with _peer_lost_where_it_fails():
+            self._process_group.broadcast(tensor, root).wait()
+
+
+class Accumulator:
+    """Sums the gradients of all peers, and brings newcomers up to date."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group):
+        """Take over the gradients of a model.
+
+        Args:
+          parameters: of the model; all have gradients whenever `reduce_gradients` is called.
+          group: the peers.
+        """
+        self._parameters = list(parameters)
+        self._group = group
+        self._size = sum(p.numel() for p in self._parameters)
+        device = self._parameters[0].device
+        # gradients, and behind them what `GradientStats` says; float64 holds both a float and a count
+        self._own = torch.zeros(self._size, device=device)
+        self._own_counts = torch.zeros(3, dtype=torch.int64, device=device)
+        self._version = 1
+        self._virtual_batch_size = 1
+        self._leader = ""
+        self._has_state = False  # somebody's: the leader's, or the own of a peer that led
+        self._wants_state = False
+        self._new_state: State | None = None
+        self._has_gradients = False
+        self._stats = GradientStats(0, 0, 0)
+        self._counting: tuple[Work, torch.Tensor] | None = None
+        self._more_to_count = False
+        self._reducing: tuple[list[Work], torch.Tensor, torch.Tensor] | None = None
+
+    def set_virtual_batch_size(self, size: int) -> None:
+        """Set the batch size, over all peers, from which on a step is made."""
+        self._virtual_batch_size = size
+
+    def set_model_version(self, version: int) -> None:
+        """Say how far the model of this peer is, for example after loading a checkpoint."""
+        self._version = version
+
+    def model_version(self) -> int:
+        """Return the version of the model, which every step raises."""
+        return self._version
+
+    def connected(self) -> bool:
+        """Whether this peer takes part: it is in a group, and has the group's state."""
+        return self._group.connected and self._has_state and not self._wants_state
+
+    def get_leader(self) -> str:
+        """Return the name of the peer that has the state which counts."""
+        return self._leader
+
+    def is_leader(self) -> bool:
+        """Whether this peer is it."""
+        return self._leader == self._group.name
+
+    def wants_state(self) -> bool:
+        """Whether this peer, the leader, is asked for its state."""
+        return self._wants_state
+
+    def set_state(self, state: State) -> None:
+        """Send the state to the peers that need it."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **state)
+        data = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        with self._a_lost_peer_ends_the_generation():
+            self._group.broadcast(torch.tensor([len(data), self._version]), self._leader)
+            self._group.broadcast(data, self._leader)
+            self._wants_state = False
+
+    def has_new_state(self) -> bool:
+        """Whether a state has come from the leader."""
+        return self._new_state is not None
+
+    def state(self) -> State | None:
+        """Return it, once."""
+        state, self._new_state = self._new_state, None
+        return state
+
+    def wants_gradients(self) -> bool:
+        """Whether `reduce_gradients` or `skip_gradients` is to be called."""
+        return self.connected() and self._reducing is None and not self._has_gradients
+
+    def reduce_gradients(self, batch_size: int) -> None:
+        """Give the gradients that the parameters have, of a batch; they are zero afterwards."""
+        offset = 0
+        for parameter in self._parameters:
+            flat = self._own[offset : offset + parameter.numel()]
+            flat += parameter.grad.reshape(-1)
+            offset += parameter.numel()
+        self._zero()
+        self._give(GradientStats(1, 0, batch_size))
+
+    def skip_gradients(self) -> None:
+        """Take part without a gradient."""
+        self._give(GradientStats(0, 1, 0))
+
+    def has_gradients(self) -> bool:
+        """Whether the parameters have the gradients of a step: their mean over what was given."""
+        return self._has_gradients
+
+    def get_gradient_stats(self) -> dict[str, int]:
+        """Return `num_gradients`, `num_skipped` and `batch_size` of the step, over all peers."""
+        return self._stats._asdict()
+
+    def zero_gradients(self) -> None:
+        """Go on, after the step."""
+        self._zero()
+        self._has_gradients = False
+
+    def update(self) -> None:
+        """See what has come from the other peers. To be called often."""
+        failed = not self._group.connected
+        if self._group.update(failed):
+            self._begin_generation()
+        if not self._group.connected:
+            return
+        with self._a_lost_peer_ends_the_generation():
+            if self._reducing is not None:
+                if all(map(self._group.is_done, self._reducing[0])):
+                    self._finish_reducing()
+            elif self._counting is not None and self._group.is_done(self._counting[0]):
+                self._finish_counting()
+
+    def leave(self) -> None:
+        """Wait until all peers have made the last step, so that none loses it with this one."""
+        if self._group.connected:
+            with self._a_lost_peer_ends_the_generation():
+                self._group.all_gather(torch.tensor([self._version]))
+
+    def _give(self, given: GradientStats) -> None:
+        if not self.wants_gradients():
+            raise RuntimeError("gradients are given only where wants_gradients() says so")
+        self._own_counts += torch.tensor(given, device=self._own_counts.device)
+        if self._counting is None:
+            with self._a_lost_peer_ends_the_generation():
+                self._count()
+        else:
+            self._more_to_count = True
+
+    def _count(self) -> None:
+        size = self._own_counts[2:].clone()
+        self._counting = (self._group.all_reduce(size), size)
+        self._more_to_count = False
+
+    def _finish_counting(self) -> None:
+        _, size = self._counting
+        self._counting = None
+        if int(size) >= self._virtual_batch_size:
+            # what has been given since it was counted takes part as well
+            gradients, counts = self._own.clone(), self._own_counts.clone()
+            self._own.zero_()
+            self._own_counts.zero_()
+            works = [self._group.all_reduce(gradients), self._group.all_reduce(counts)]
+            self._reducing = (works, gradients, counts)
+        elif self._more_to_count:
+            self._count()
+
+    def _finish_reducing(self) -> None:
+        _, gradients, counts = self._reducing
+        self._reducing = None
+        self._stats = GradientStats(*counts.tolist())
+        offset = 0
+        for parameter in self._parameters:
+            flat = gradients[offset : offset + parameter.numel()]
+            parameter.grad = (flat / self._stats.num_gradients).view_as(parameter)
+            offset += parameter.numel()
+        self._version += 1
+        self._has_gradients = True
+
+    def _begin_generation(self) -> None:
+        """Find the leader, and bring everybody to its state; gradients under way are lost."""
+        self._drop()
+        with self._a_lost_peer_ends_the_generation():
+            mine = torch.tensor([self._version, int(self._has_state)])
+            all_of_them = self._group.all_gather(mine).tolist()
+            members = self._group.generation.members
+            rows = [(*row, name) for row, name in zip(all_of_them, members, strict=True)]
+            # who has a state before who has none, and the newest version
+            version, _, self._leader = max(rows, key=lambda row: (row[1], row[0], row[2]))
+            someone_behind = any(row[:2] != (version, 1) for row in rows if row[2] != self._leader)
+            if self.is_leader():
+                self._has_state = True
+                self._wants_state = someone_behind
+            elif someone_behind:
+                header = torch.zeros(2, dtype=torch.int64)
+                self._group.broadcast(header, self._leader)
+                size, version = header.tolist()
+                data = torch.zeros(size, dtype=torch.uint8)
+                self._group.broadcast(data, self._leader)
+                with np.load(io.BytesIO(data.numpy().tobytes()), allow_pickle=False) as arrays:
+                    self._new_state = {name: arrays[name] for name in arrays.files}
+                self._version = version
+                self._has_state = True
+
+    def _drop(self) -> None:
+        self._counting = self._reducing = None
+        self._more_to_count = self._has_gradients = self._wants_state = False
+        self._own.zero_()
+        self._own_counts.zero_()
+        self._zero()
+
+    def _zero(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    @contextlib.contextmanager
+    def _a_lost_peer_ends_the_generation(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost:
+            self._drop()
+            self._group.leave()

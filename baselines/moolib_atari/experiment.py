@@ -1,0 +1,461 @@
+"""One peer of moolib's Atari example: it acts, learns and exchanges gradients in one loop.
+
+    while there is something left to learn:
+        look what came from the other peers
+        if there are gradients:  step the optimiser; the model version rises, wherever rollouts stand
+        elif there is a batch:   compute its gradients, and hand them to the accumulator
+        else:                    take one step in the next batch of environments
+
+Time is cut into unrolls, the last step of one being the first of the next: so the first action of an unroll
+was always chosen before the learner learned from the unroll before.
+"""
+
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed import Store
+
+from baselines.moolib_atari.accumulator import Accumulator, Group
+from baselines.moolib_atari.options import Args
+from baselines.torch_losses import impala_loss
+from baselines.torch_networks import fixup_, make_network
+from cleanba.environments import EnvSpec, EpisodeStatistics, env_seeds, make_envs
+
+LOG = "log"  # queue of the store, of what is to be recorded
+
+
+class Unroll(NamedTuple):
+    """T + 1 steps of B environments; step t is an observation and the action that it led to."""
+
+    obs: np.ndarray  # [T + 1, B, ...]
+    rewards: np.ndarray  # float32 [T + 1, B], unclipped, that led to the observation
+    dones: (
+        np.ndarray
+    )  # bool [T + 1, B], that the observation ends an episode: its action only resets
+    actions: np.ndarray  # int32 [T + 1, B]
+    logits: np.ndarray  # float32 [T + 1, B, num_actions]
+    versions: np.ndarray  # int64 [T + 1]
+
+
+class Piece(NamedTuple):
+    """Some environments of an unroll."""
+
+    unroll: Unroll
+    actor: int  # environment batch, over all peers
+    number: int  # of its unroll, from 1
+    columns: slice
+    wall_time: float  # when the unroll was complete
+
+
+class EnvBatch:
+    """A batch of environments, and the unroll that it is in."""
+
+    def __init__(self, args: Args, spec: EnvSpec, index: int):
+        """Make and reset the environments.
+
+        Args:
+          args: the command line.
+          spec: of the environment.
+          index: of the batch, over all peers.
+        """
+        size = args.actor_batch_size
+        seeds = env_seeds(args.seed, index * size, size)
+        threads = min(args.num_actor_cpus, size)
+        self._envs = make_envs(spec.env_id, seeds, threads, args.atari_preprocessing)
+        self._ids = np.arange(size, dtype=np.int32)
+        self._statistics = EpisodeStatistics(size)
+        self._length = args.unroll_length
+        self._num_actions = spec.num_actions
+        self._shape = (size, *spec.obs_shape)
+        self._dtype = spec.obs_dtype
+        self.index = index
+        self._number = 0
+        self._t = 0
+        self._unroll = self._new_unroll()
+        self._envs.async_reset()
+
+    def _new_unroll(self) -> Unroll:
+        steps, size = self._length + 1, self._shape[0]
+        return Unroll(
+            np.empty((steps, *self._shape), self._dtype),
+            np.empty((steps, size), np.float32),
+            np.empty((steps, size), bool),
+            np.empty((steps, size), np.int32),
+            np.empty((steps, size, self._num_actions), np.float32),
+            np.empty(steps, np.int64),
+        )
+
+    def receive(self) -> np.ndarray:
+        """Wait for the environments; return their observations [B, ...]."""
+        result = self._envs.recv()
+        t, unroll = self._t, self._unroll
+        unroll.obs[t] = result[0]
+        if len(result) == 2:  # the first observations, of a reset
+            unroll.rewards[t], unroll.dones[t] = 0.0, False
+        else:
+            _, reward, terminated, truncated, info = result
+            unroll.rewards[t] = info.get("reward", reward)
+            np.logical_or(terminated, truncated, out=unroll.dones[t])
+        return unroll.obs[t]
+
+    def send(self, actions: np.ndarray, logits: np.ndarray, version: int) -> Piece | None:
+        """Send the actions for the observations that were received; return an unroll that is complete."""
+        t, unroll = self._t, self._unroll
+        unroll.actions[t], unroll.logits[t], unroll.versions[t] = actions, logits, version
+        self._envs.send(unroll.actions[t], self._ids)
+        self._t += 1
+        if self._t <= self._length:
+            return None
+        self._number += 1
+        self._t = 1
+        self._unroll = self._new_unroll()
+        for new, old in zip(self._unroll, unroll, strict=True):
+            new[0] = old[-1]
+        return Piece(unroll, self.index, self._number, slice(0, self._shape[0]), 0.0)
+
+    def episodes(self, unroll: Unroll) -> list[Any]:
+        """Return the episodes that ended in an unroll (its first observation was the last one's last)."""
+        return self._statistics.count(unroll.rewards[1:], unroll.dones[1:])
+
+
+class LearnBatcher:
+    """Cuts unrolls, environment by environment, into batches of one size."""
+
+    def __init__(self, size: int):
+        """Begin empty."""
+        self._size = size
+        self._pieces: deque[Piece] = deque()
+
+    def put(self, piece: Piece) -> None:
+        """Add an unroll."""
+        self._pieces.append(piece)
+
+    def empty(self) -> bool:
+        """Whether there is no whole batch."""
+        return sum(p.columns.stop - p.columns.start for p in self._pieces) < self._size
+
+    def get(self) -> list[Piece]:
+        """Take a batch, in the order in which unrolls were complete."""
+        taken, missing = [], self._size
+        while missing:
+            piece = self._pieces.popleft()
+            start, stop = piece.columns.start, piece.columns.stop
+            end = min(stop, start + missing)
+            taken.append(piece._replace(columns=slice(start, end)))
+            missing -= end - start
+            if end < stop:
+                self._pieces.appendleft(piece._replace(columns=slice(end, stop)))
+        return taken
+
+
+class LearnerState:
+    """What a newcomer needs, and what a checkpoint holds."""
+
+    def __init__(self, args: Args, spec: EnvSpec, network: str, device: torch.device):
+        """Make a new model and its optimiser."""
+        torch.manual_seed(args.seed)
+        self.model = make_network(network, spec.obs_shape, spec.num_actions)
+        if network == "resnet":
+            fixup_(self.model.trunk)
+        self.model.to(device)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon
+        )
+        self._args = args
+        self.version = 1
+        self.steps = 0  # learned from, over all peers
+        self.train_time = 0.0  # seconds
+
+    def step(self, batch_size: int) -> tuple[float, float]:
+        """Step the optimiser; return the learning rate and the norm of the gradients."""
+        args = self._args
+        done = (self.version - 1) * args.unroll_length * args.virtual_batch_size
+        rate = args.learning_rate * max(1 - done / args.total_steps, 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.grad_norm_clipping)
+        self.optimizer.step()
+        self.version += 1
+        self.steps += batch_size * args.unroll_length
+        return rate, float(norm)
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Return everything as arrays."""
+        arrays = {
+            f"model/{name}": value.detach().cpu().numpy()
+            for name, value in self.model.state_dict().items()
+        }
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            for name, value in moments.items():
+                arrays[f"optimizer/{index}/{name}"] = value.detach().cpu().numpy()
+        numbers = {"version": self.version, "steps": self.steps, "train_time": self.train_time}
+        return arrays | {name: np.array(value) for name, value in numbers.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take over what `save` returned."""
+        self.model.load_state_dict(
+            {
+                name.removeprefix("model/"): torch.from_numpy(np.array(value))
+                for name, value in arrays.items()
+                if name.startswith("model/")
+            }
+        )
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for name, value in arrays.items():
+            if name.startswith("optimizer/"):
+                _, index, what = name.split("/")
+                moments.setdefault(int(index), {})[what] = torch.from_numpy(np.array(value))
+        state = self.optimizer.state_dict()
+        self.optimizer.load_state_dict(state | {"state": moments})
+        self.version, self.steps = int(arrays["version"]), int(arrays["steps"])
+        self.train_time = float(arrays["train_time"])
+
+
+def compute_gradients(
+    model: torch.nn.Module, pieces: list[Piece], args: Args, device: torch.device
+) -> dict[str, float]:
+    """Leave the gradients of a batch's mean loss in the model; return the losses."""
+
+    def batch_of(name: str) -> torch.Tensor:
+        parts = [getattr(p.unroll, name)[:, p.columns] for p in pieces]
+        return torch.from_numpy(np.concatenate(parts, axis=1)).to(device)
+
+    obs, rewards, dones = batch_of("obs"), batch_of("rewards"), batch_of("dones")
+    length, size = dones.shape
+    logits, values = model(obs.flatten(0, 1))
+    if args.reward_clip:
+        rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
+    losses = impala_loss(
+        logits.view(length, size, -1)[:-1],
+        values.view(length, size),
+        batch_of("logits")[:-1],
+        batch_of("actions")[:-1],
+        rewards[1:],
+        dones[1:],
+        1.0 - dones[:-1].float(),  # the step from the end of an episode only resets
+        discounting=args.discounting,
+        baseline_cost=args.baseline_cost,
+        entropy_cost=args.entropy_cost,
+    )
+    count = losses.count.clamp(min=1)
+    (losses.loss / count).backward()  # means, as in moolib
+    return {name: (value / count).item() for name, value in losses._asdict().items()}
+
+
+def describe_pieces(pieces: list[Piece], length: int, version: int) -> list[dict[str, Any]]:
+    """Return what the record keeps of the rollouts of a batch that is learned from at some version."""
+    rows = []
+    for piece in pieces:
+        # the last step is only there to bootstrap from: its action is the next unroll's first
+        steps, size = piece.unroll.versions[:length], piece.columns.stop - piece.columns.start
+        pairs: list[list[int]] = []
+        for used in steps.tolist():
+            if pairs and pairs[-1][0] == used:
+                pairs[-1][1] += size
+            else:
+                pairs.append([used, size])
+        rows.append(
+            {
+                "actor": piece.actor,
+                "group": None,
+                "rollout": piece.number,
+                "first_env": piece.columns.start,
+                "envs": size,
+                "steps": length * size,
+                "wall_time": round(piece.wall_time, 4),
+                "version_first": pairs[0][0],
+                "version_last": pairs[-1][0],
+                "versions": pairs,
+                "learner_version": version,
+            }
+        )
+    return rows
+
+
+class Peer:
+    """One peer, from its first step to its last."""
+
+    def __init__(
+        self,
+        args: Args,
+        spec: EnvSpec,
+        network: str,
+        index: int,
+        directory: Path,
+        started: float,
+    ):
+        """Make environments and model.
+
+        Args:
+          args: the command line.
+          spec: of the environment.
+          network: name of the network.
+          index: of the peer.
+          directory: of the run record; checkpoints go into it.
+          started: `time.time()` of the start of the run.
+        """
+        self.name = f"peer-{index}"
+        self._args = args
+        self._spec = spec
+        self._directory = directory
+        self._started = started
+        use_cuda = not args.disable_cuda and torch.cuda.is_available()
+        self._device = (
+            torch.device("cuda", index % torch.cuda.device_count())
+            if use_cuda
+            else torch.device("cpu")
+        )
+        if args.torch_threads:
+            torch.set_num_threads(args.torch_threads)
+        self.state = LearnerState(args, spec, network, self._device)
+        self._generator = torch.Generator(self._device).manual_seed(
+            env_seeds(args.seed, index, 1)[0] + 1
+        )
+        first = index * args.num_actor_batches
+        self._batches = [EnvBatch(args, spec, first + i) for i in range(args.num_actor_batches)]
+        self._batcher = LearnBatcher(args.batch_size)
+        self._times = dict.fromkeys(("env_time", "inference_time", "training_time"), 0.0)
+
+    def clock(self) -> float:
+        """Seconds since the run started."""
+        return time.time() - self._started
+
+    def run(self, store: Store, stop: Any) -> None:
+        """Train until the group has learned from all steps."""
+        args = self._args
+        latest = self._directory / "checkpoints" / "latest.npz"
+        accumulator = Accumulator(
+            self.state.model.parameters(), Group(store, self.name, self._device)
+        )
+        accumulator.set_virtual_batch_size(args.virtual_batch_size)
+        if latest.is_file():
+            with np.load(latest, allow_pickle=False) as arrays:
+                self.state.load(arrays)
+            accumulator.set_model_version(self.state.version)
+        last_checkpoint = last_history = self.state.train_time
+        turns = self._turns()
+        last_update = then = self.clock()
+        while self.state.steps < args.total_steps and not stop():
+            accumulator.update()
+            if accumulator.wants_state():
+                accumulator.set_state(self.state.save())
+            if accumulator.has_new_state():
+                self.state.load(accumulator.state())
+            if not accumulator.connected():
+                time.sleep(0.02)
+                continue
+            now = self.clock()
+            self.state.train_time += now - then
+            then = now
+            if accumulator.is_leader():
+                if self.state.train_time - last_checkpoint >= args.checkpoint_interval:
+                    last_checkpoint = self.state.train_time
+                    self._save(latest)
+                if self.state.train_time - last_history >= args.checkpoint_history_interval:
+                    last_history = self.state.train_time
+                    self._save(latest.with_name(f"version-{self.state.version}.npz"))
+            if accumulator.has_gradients():
+                stats = accumulator.get_gradient_stats()
+                computed_at = self.state.version
+                rate, norm = self._timed("training_time", self.state.step, stats["batch_size"])
+                accumulator.zero_gradients()
+                if accumulator.is_leader():
+                    now = self.clock()
+                    times = {name: round(value, 6) for name, value in self._times.items()}
+                    self._times = dict.fromkeys(self._times, 0.0)
+                    row = {
+                        "version": self.state.version,
+                        "step": self.state.steps,
+                        "wall_time": round(now, 4),
+                        "update_seconds": round(now - last_update, 6),
+                        "learning_rate": rate,
+                        "grad_norm": norm,
+                        "gradient_version": computed_at,
+                        "virtual_batch_size": stats["batch_size"],
+                        "num_gradients": stats["num_gradients"],
+                        "num_skipped": stats["num_skipped"],
+                        **times,
+                    }
+                    last_update = now
+                    self._tell(store, update=row)
+            elif not self._batcher.empty() and accumulator.wants_gradients():
+                pieces = self._batcher.get()
+                losses = self._timed(
+                    "training_time", compute_gradients, self.state.model, pieces, args, self._device
+                )
+                if not np.isfinite(losses["loss"]):
+                    raise FloatingPointError(
+                        f"{self.name}: the loss at version {self.state.version} is {losses['loss']}"
+                    )
+                rows = describe_pieces(pieces, args.unroll_length, self.state.version)
+                self._tell(store, version=self.state.version, losses=losses, rollouts=rows)
+                accumulator.reduce_gradients(args.batch_size)
+            else:
+                if accumulator.wants_gradients():
+                    accumulator.skip_gradients()
+                batch = next(turns)
+                complete = self._act(batch)
+                if complete is not None:
+                    self._batcher.put(complete._replace(wall_time=self.clock()))
+                    self._tell(store, episodes=self._describe_episodes(batch, complete))
+        if accumulator.is_leader():
+            self._save(latest)
+        if not stop():
+            accumulator.leave()
+
+    def _turns(self) -> Iterator[EnvBatch]:
+        while True:
+            yield from self._batches
+
+    def _act(self, batch: EnvBatch) -> Piece | None:
+        """Take one step in a batch of environments, while the others' step."""
+        obs = self._timed("env_time", batch.receive)
+        before = time.perf_counter()
+        with torch.inference_mode():
+            logits, _ = self.state.model(torch.from_numpy(obs).to(self._device))
+            probabilities = torch.softmax(logits, dim=-1)
+            actions = torch.multinomial(probabilities, 1, generator=self._generator)[:, 0]
+            actions, logits = actions.cpu().numpy(), logits.cpu().numpy()
+        self._times["inference_time"] += time.perf_counter() - before
+        return batch.send(actions, logits, self.state.version)
+
+    def _describe_episodes(self, batch: EnvBatch, complete: Piece) -> list[dict[str, Any]]:
+        first = batch.index * self._args.actor_batch_size
+        return [
+            {
+                "step": self.state.steps,
+                "wall_time": round(self.clock(), 4),
+                "env_index": first + e.index,
+                "return": e.episode_return,
+                "length": e.length,
+            }
+            for e in batch.episodes(complete.unroll)
+        ]
+
+    def _timed(self, name: str, function: Any, *args: Any) -> Any:
+        before = time.perf_counter()
+        result = function(*args)
+        self._times[name] += time.perf_counter() - before
+        return result
+
+    def _tell(self, store: Store, **what: Any) -> None:
+        """Have something recorded."""
+        store.queue_push(LOG, json.dumps(what))
+
+    def _save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(f"{path.stem}.tmp.npz")
+        np.savez(temporary, **self.state.save())
+        temporary.replace(path)
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the process that launched the peers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
