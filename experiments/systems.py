@@ -87,6 +87,22 @@ def monobeast_arguments(run: PlannedRun) -> list[str]:
     )
 
 
+def moolib_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of moolib's example, whose actor threads are peers."""
+    return flags(
+        {
+            "env": run.env_id,
+            "seed": run.seed,
+            "total_steps": run.total_timesteps,
+            **run.hyperparameters,
+            "num_peers": run.setting.num_actor_threads,
+            **dict(run.setting.flags),
+            "study": run.study,
+            "setting": run.setting.name,
+        }
+    )
+
+
 SYSTEMS = {
     system.name: system
     for system in (
@@ -95,6 +111,7 @@ SYSTEMS = {
         System("cleanba_impala", "cleanba/cleanba_impala.py", cleanba_arguments),
         System("cleanba_impala-sync", "cleanba/cleanba_impala.py", cleanba_arguments),
         System("monobeast", "baselines/monobeast_study.py", monobeast_arguments),
+        System("moolib", "baselines/moolib_atari/__main__.py", moolib_arguments),
     )
 }
 
