@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import torch
 
 from cleanba import __version__
 from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds
 from cleanba.placement import cpu_model
-from cleanba.record import RunWriter, check_writable, run_name, source_revision
+from cleanba.record import (
+    LINE_FILES,
+    RunWriter,
+    check_writable,
+    redact_command,
+    run_name,
+    source_revision,
+)
 from cleanba.scalar_log import TensorBoardWriter, hyperparameter_table, update_scalars
 
 PACKAGES = ("torch", "envpool", "numpy")
@@ -68,8 +76,9 @@ class RunLog:
         total_steps: int,
         overwrite: bool,
         progress: bool,
+        resume_at: tuple[int, int] | None = None,
     ):
-        """Begin the record.
+        """Begin the record, or go on with it.
 
         Args:
           run: names it.
@@ -78,9 +87,11 @@ class RunLog:
           total_steps: of the whole run, for the line of progress.
           overwrite: delete the record of an earlier run of the same name.
           progress: print lines of progress.
+          resume_at: version and step to go on from, with the record of a run that was ended; what it
+            says of later ones is cut off.
 
         Raises:
-          RecordError: if there is a record already.
+          RecordError: if there is a record already, and neither says what to do with it.
         """
         header = {
             "system": run.system,
@@ -94,7 +105,14 @@ class RunLog:
             "revision": source_revision(Path(__file__).parent),
             "command": ["python", *sys.argv],
         }
-        self._record = RunWriter(run.directory, header, overwrite)
+        if resume_at is not None and (run.directory / "run.json").is_file():
+            note = {"hardware": header["hardware"], "revision": header["revision"]}
+            note["command"] = redact_command(header["command"])
+            self._record = RunWriter.resume(
+                run.directory, _sizes_at(run.directory, *resume_at), note
+            )
+        else:
+            self._record = RunWriter(run.directory, header, overwrite)
         self._board = TensorBoardWriter(run.directory / "tensorboard")
         self._board.write_text("hyperparameters", hyperparameter_table(hyperparameters))
         self._returns: deque[float] = deque(maxlen=100)
@@ -137,8 +155,33 @@ class RunLog:
         self._record.__exit__(type(error) if error else None, error, None)
 
 
-def check_run(run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str) -> EnvSpec:
+def _sizes_at(directory: Path, version: int, step: int) -> dict[str, int]:
+    """Return the size that each file of lines of a record had when a version had been made."""
+    limits = {"episodes": ("step", step), "updates": ("version", version)}
+    limits["rollouts"] = ("learner_version", version - 1)
+    sizes = {}
+    for kind in LINE_FILES:
+        name, last = limits[kind]
+        path, size = directory / f"{kind}.jsonl", 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+            if not line.endswith(b"\n") or orjson.loads(line)[name] > last:
+                break
+            size += len(line)
+        sizes[path.name] = size
+    return sizes
+
+
+def check_run(
+    run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str, exists: bool = False
+) -> EnvSpec:
     """Check what can be wrong with any run; return the `EnvSpec` of its environment.
+
+    Args:
+      run: names it.
+      num_envs: its environments.
+      overwrite: whether an earlier record may be deleted.
+      preprocessing: Atari wrappers.
+      exists: whether the record is there already, and is to be.
 
     Raises:
       ValueError: with one line, for an unknown environment or a seed out of range.
@@ -146,7 +189,8 @@ def check_run(run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str)
     """
     env_seeds(run.seed, 0, num_envs)
     check_env_id(run.env_id)
-    check_writable(run.directory, overwrite)
+    if not exists:
+        check_writable(run.directory, overwrite)
     return describe_env(run.env_id, preprocessing)
 
 

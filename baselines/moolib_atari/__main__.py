@@ -3,41 +3,68 @@
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from baselines import run_log
-from baselines.moolib_atari.launch import Broker, Recorder
-from baselines.moolib_atari.options import HARDWARE, NOT_HYPERPARAMETERS, Args, prepare
+from baselines.moolib_atari.experiment import CHECKPOINT
+from baselines.moolib_atari.launch import Broker, Recorder, train_under_torchrun
+from baselines.moolib_atari.options import (
+    HARDWARE,
+    NOT_HYPERPARAMETERS,
+    Args,
+    Plan,
+    Torchrun,
+    prepare,
+)
 from baselines.run_log import RunLog
 from cleanba.command_line import run_command_line
 
 
-def main(args: Args) -> None:
-    """Check the options, train, and record it."""
-    plan = prepare(args)
+def begin_log(plan: Plan, resume: bool) -> RunLog:
+    """Begin the record of a run, or go on with it from its checkpoint."""
     args = plan.args
+    resume_at = None
+    if resume:
+        resume_at = (1, 0)
+        if (plan.run.directory / CHECKPOINT).is_file():
+            with np.load(plan.run.directory / CHECKPOINT, allow_pickle=False) as arrays:
+                resume_at = (int(arrays["version"]), int(arrays["steps"]))
     hyperparameters: dict[str, Any] = {
         name: value for name, value in asdict(args).items() if name not in NOT_HYPERPARAMETERS
     }
     hyperparameters["network"] = plan.network
     use_cuda = not args.disable_cuda and torch.cuda.is_available()
     hardware = {name: getattr(args, name) for name in HARDWARE}
-    hardware |= {"num_processes": args.num_peers}
     hardware |= run_log.describe_device(torch.device("cuda" if use_cuda else "cpu"))
-    log = RunLog(
+    return RunLog(
         plan.run,
         hyperparameters,
         hardware,
         total_steps=args.total_steps,
-        overwrite=args.overwrite,
+        overwrite=args.overwrite and not resume,
         progress=args.progress,
+        resume_at=resume_at,
     )
+
+
+def main(args: Args) -> None:
+    """Check the options, train, and record it."""
+    torchrun = Torchrun.find()
+    plan = prepare(args, torchrun)
+    if torchrun is not None and torchrun.rank > 0:
+        train_under_torchrun(plan, torchrun, None)
+        return
+    log = begin_log(plan, resume=torchrun is not None and torchrun.attempt > 0)
     recorder = Recorder(log)
     error: BaseException | None = None
     broker = None
     try:
-        broker = Broker(args, plan.spec, plan.network, plan.run.directory, recorder)
-        broker.run(args.num_peers, args.max_restarts)
+        if torchrun is not None:
+            train_under_torchrun(plan, torchrun, recorder)
+        else:
+            broker = Broker(plan.args, plan.spec, plan.network, plan.run.directory, recorder)
+            broker.run(plan.args.num_peers, plan.args.max_restarts)
     except BaseException as caught:
         error = caught
         raise

@@ -23,12 +23,14 @@ import torch
 from torch.distributed import Store
 
 from baselines.moolib_atari.accumulator import Accumulator, Group
+from baselines.moolib_atari.moolib_transport import MoolibAccumulator
 from baselines.moolib_atari.options import Args
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import fixup_, make_network
 from cleanba.environments import EnvSpec, EpisodeStatistics, env_seeds, make_envs
 
 LOG = "log"  # queue of the store, of what is to be recorded
+CHECKPOINT = "checkpoints/latest.npz"  # in the folder of the record
 
 
 class Unroll(NamedTuple):
@@ -330,14 +332,17 @@ class Peer:
     def run(self, store: Store, stop: Any) -> None:
         """Train until the group has learned from all steps."""
         args = self._args
-        latest = self._directory / "checkpoints" / "latest.npz"
-        accumulator = Accumulator(
-            self.state.model.parameters(), Group(store, self.name, self._device)
-        )
+        latest = self._directory / CHECKPOINT
+        if args.transport == "moolib":
+            accumulator = MoolibAccumulator(store, self.name, self.state.model)
+        else:
+            group = Group(store, self.name, self._device)
+            accumulator = Accumulator(self.state.model.parameters(), group)
         accumulator.set_virtual_batch_size(args.virtual_batch_size)
         if latest.is_file():
             with np.load(latest, allow_pickle=False) as arrays:
                 self.state.load(arrays)
+            self._started = min(self._started, time.time() - self.state.train_time)
             accumulator.set_model_version(self.state.version)
         last_checkpoint = last_history = self.state.train_time
         turns = self._turns()

@@ -10,17 +10,19 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from baselines.moolib_atari.accumulator import GENERATION, JOINING
 from baselines.moolib_atari.experiment import LOG, Peer, ignore_interrupts
-from baselines.moolib_atari.options import Args
+from baselines.moolib_atari.moolib_transport import start_broker
+from baselines.moolib_atari.options import Args, Plan, Torchrun
 from baselines.run_log import RunLog
 from cleanba.environments import EnvSpec
 
@@ -75,7 +77,7 @@ class Recorder:
         self.steps = 0
         self.updates = 0
 
-    def hear(self, message: bytes) -> None:
+    def hear(self, message: str) -> None:
         """Take in one message of a peer."""
         said = json.loads(message)
         self._episodes += said.get("episodes", [])
@@ -104,6 +106,55 @@ class Recorder:
         )
         self._rollouts, self._episodes = [], []
         self.steps, self.updates = update["step"], self.updates + 1
+
+
+def train_under_torchrun(plan: Plan, torchrun: Torchrun, recorder: Recorder | None) -> None:
+    """Be one peer of a run whose processes torchrun starts, all of them again if one is lost.
+
+    Args:
+      plan: the run.
+      torchrun: which of its processes this is.
+      recorder: of what the peers tell, in the first of them.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    shared = TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT)
+    store = PrefixStore(f"attempt-{torchrun.attempt}", shared)
+    ended = threading.Event()
+    lines = []
+    if recorder is not None:
+        thread = threading.Thread(
+            target=_serve, args=(store, torchrun.world_size, recorder, ended), daemon=True
+        )
+        thread.start()
+        lines.append(thread)
+    if plan.args.transport == "moolib" and torchrun.rank == 0:
+        start_broker(store)
+    try:
+        peer = Peer(
+            plan.args, plan.spec, plan.network, torchrun.rank, plan.run.directory, time.time()
+        )
+        peer.run(store, lambda: False)
+    finally:
+        ended.set()
+        for thread in lines:
+            thread.join(SECONDS_TO_STOP)
+
+
+def _serve(store: Store, num_peers: int, recorder: Recorder, ended: threading.Event) -> None:
+    """Let all peers in at once, and write down what they tell until the own one has ended."""
+    names: list[str] = []
+    while len(names) < num_peers and not ended.wait(SECONDS_BETWEEN_LOOKS):
+        names += _pop_all(store, JOINING)
+    store.set(GENERATION, json.dumps([1, sorted(names)]))
+    while not ended.wait(SECONDS_BETWEEN_LOOKS):
+        for message in _pop_all(store, LOG):
+            recorder.hear(message)
+    for message in _pop_all(store, LOG):
+        recorder.hear(message)
+
+
+def _pop_all(store: Store, queue: str) -> list[str]:
+    return [store.queue_pop(queue, block=False).decode() for _ in range(store.queue_len(queue))]
 
 
 class Broker:
@@ -157,13 +208,15 @@ class Broker:
         Raises:
           PeerFailed: if a peer fails by an error of its own, or all have been killed.
         """
+        if self._make[0].transport == "moolib":
+            start_broker(self._store)
         for index in range(num_peers):
             self.start(index)
         changed = False
         awaited = set(self._peers)  # the first generation is all of them
         while self._peers:
             self._hear()
-            for name in self._joined():
+            for name in _pop_all(self._store, JOINING):
                 self._members.append(name)
                 awaited.discard(name)
                 changed = True
@@ -192,13 +245,9 @@ class Broker:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         self._hear()
 
-    def _joined(self) -> list[str]:
-        count = self._store.queue_len(JOINING)
-        return [self._store.queue_pop(JOINING, block=False).decode() for _ in range(count)]
-
     def _hear(self) -> None:
-        for _ in range(self._store.queue_len(LOG)):
-            self._recorder.hear(self._store.queue_pop(LOG, block=False))
+        for message in _pop_all(self._store, LOG):
+            self._recorder.hear(message)
 
     def _ended(self) -> list[str]:
         sentinels = {process.sentinel: name for name, process in self._peers.items()}

@@ -1,5 +1,6 @@
 """The options of moolib's example, the presets of the Cleanba paper, and what is checked of them."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
@@ -93,11 +94,27 @@ class Args:
 
 
 # Hyperparameters are what may change what is learned: all but these.
-HARDWARE = ("num_actor_cpus", "torch_threads", "transport")
+HARDWARE = ("num_peers", "num_actor_cpus", "torch_threads", "transport")
 NOT_HYPERPARAMETERS = {
     *HARDWARE, "preset", "max_restarts", "checkpoint_interval", "checkpoint_history_interval",
     "disable_cuda", "setting", "study", "runs_dir", "overwrite", "progress", "env", "seed",
 }  # fmt: skip
+
+
+class Torchrun(NamedTuple):
+    """What torchrun says to each process that it starts."""
+
+    rank: int
+    world_size: int
+    attempt: int  # how often it has started them all again
+
+    @classmethod
+    def find(cls) -> "Torchrun | None":
+        """Return it, where torchrun has started this process."""
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return None
+        names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+        return cls(*(int(os.environ[name]) for name in names))
 
 
 class Plan(NamedTuple):
@@ -109,8 +126,12 @@ class Plan(NamedTuple):
     network: str
 
 
-def prepare(args: Args) -> Plan:
+def prepare(args: Args, torchrun: Torchrun | None = None) -> Plan:
     """Check everything that can be wrong with a run; nothing is written yet.
+
+    Args:
+      args: the command line.
+      torchrun: what has started this process, if it has: as many peers as it has processes.
 
     Raises:
       BadInput: with one line.
@@ -124,6 +145,8 @@ def prepare(args: Args) -> Plan:
                 "registry: github.com/facebookresearch/moolib); --transport torch needs nothing more"
             ) from None
     args = replace(args, **PRESETS.get(args.preset, {}))
+    if torchrun is not None:
+        args = replace(args, num_peers=torchrun.world_size)
     positive = (
         "total_steps", "num_peers", "num_actor_batches", "actor_batch_size", "num_actor_cpus",
         "unroll_length", "batch_size", "virtual_batch_size",
@@ -136,7 +159,12 @@ def prepare(args: Args) -> Plan:
     run = RunId("moolib", setting, args.env, args.seed, args.study, args.runs_dir)
     try:
         spec = run_log.check_run(
-            run, environments, overwrite=args.overwrite, preprocessing=args.atari_preprocessing
+            run,
+            environments,
+            overwrite=args.overwrite,
+            preprocessing=args.atari_preprocessing,
+            # made by another process of torchrun, or before it started them all again
+            exists=torchrun is not None and torchrun[::2] != (0, 0),
         )
         network = run_log.choose_network(args.network, spec)
     except ValueError as error:

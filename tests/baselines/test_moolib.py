@@ -1,0 +1,499 @@
+"""moolib's architecture: gradients are summed while acting goes on, and peers come and go."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from baselines.moolib_atari import experiment, options
+from baselines.moolib_atari.accumulator import GENERATION, JOINING, Accumulator, Group
+from baselines.torch_networks import make_network
+from cleanba import cleanba_impala, networks
+from cleanba.actor_learner import GroupRollout
+from cleanba.environments import describe_env
+from cleanba.record import read_run
+from tests.baselines.flax_weights import copy_from_flax, flax_like
+
+SMALL = {
+    "env": "CartPole-v1", "actor-batch-size": 8, "batch-size": 8, "virtual-batch-size": 8,
+    "torch-threads": 1,
+}  # fmt: skip
+CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(runs_dir, **flags):
+    words = [sys.executable, "-m", "baselines.moolib_atari", "--runs-dir", str(runs_dir)]
+    for name, value in (SMALL | {k.replace("_", "-"): v for k, v in flags.items()}).items():
+        words += [f"--{name}", str(value)]
+    return words
+
+
+def run(runs_dir, code=0, **flags):
+    done = subprocess.run(command(runs_dir, **flags), capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def record_in(runs_dir):
+    (folder,) = runs_dir.glob("default/*__*")
+    return read_run(folder)
+
+
+def start(runs_dir, num_peers, **flags):
+    """Start a run that would last; return its process and its peers, once it has learned."""
+    words = command(runs_dir, total_steps=100_000_000, num_peers=num_peers, **flags)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(process, lambda: num_updates(runs_dir) > 5)
+    return process, peers_of(process)
+
+
+def num_updates(runs_dir):
+    paths = list(runs_dir.glob("default/*/updates.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def peers_of(process):
+    """The peers of a run, by age: children of the process that forks them."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    return sorted((p for p in below if not p.children() and p.ppid() != process.pid), key=by_age)
+
+
+def by_age(process):
+    return process.create_time(), process.pid
+
+
+def wait_for(process, condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, [p.cmdline() for p in alive]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two peers and more than 1,000 rollouts, whose batches cut unrolls in two."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    run(
+        runs_dir, num_peers=2, total_steps=200_000, actor_batch_size=8, batch_size=6,
+        virtual_batch_size=12,
+    )  # fmt: skip
+    return record_in(runs_dir)
+
+
+def test_nothing_is_lost_or_learned_from_twice_in_1000_rollouts(finished):
+    seen = {}
+    for r in finished.lines("rollouts"):
+        whole = seen.setdefault((r["actor"], r["rollout"]), np.zeros(8, int))
+        whole[r["first_env"] : r["first_env"] + r["envs"]] += 1
+    assert len(seen) > 1000
+    unfinished = [key for key, envs in seen.items() if (envs != 1).any()]
+    assert all(seen[key].max() == 1 for key in unfinished)  # nothing twice
+    last = {actor: max(n for a, n in seen if a == actor) for actor in range(4)}
+    for actor in range(4):
+        numbers = sorted(n for a, n in seen if a == actor)
+        assert numbers == list(range(1, last[actor] + 1))  # none missing
+    # only what was on its way when the run ended is in part not there
+    assert all(number >= last[actor] - 1 for actor, number in unfinished)
+
+
+def test_versions_of_a_rollout_add_up_and_never_fall(finished):
+    for r in finished.lines("rollouts"):
+        versions = [version for version, _ in r["versions"]]
+        assert sum(steps for _, steps in r["versions"]) == r["steps"] == 20 * r["envs"]
+        assert versions == sorted(set(versions))
+        assert versions[0] == r["version_first"] >= 1
+        assert versions[-1] == r["version_last"] <= r["learner_version"]
+    updates = finished.lines("updates")
+    assert [u["version"] for u in updates] == list(range(2, len(updates) + 2))
+    sizes = [u["virtual_batch_size"] for u in updates]
+    assert min(sizes) >= 12
+    assert all(size == 6 * u["num_gradients"] for size, u in zip(sizes, updates, strict=True))
+    assert np.cumsum(sizes).tolist() == [u["step"] // 20 for u in updates]
+    assert updates[-1]["step"] >= 200_000 > updates[-2]["step"]
+    assert all(u["gradient_version"] == u["version"] - 1 for u in updates)
+
+
+def test_the_steps_of_the_record_are_those_of_its_rollouts(finished):
+    by_update = {u["version"] - 1: u for u in finished.lines("updates")}
+    steps = {}
+    for r in finished.lines("rollouts"):
+        steps[r["learner_version"]] = steps.get(r["learner_version"], 0) + r["steps"]
+    # a gradient of version v is in the step from v; the last ones may have come too late
+    for version, update in by_update.items():
+        assert steps[version] == 20 * update["virtual_batch_size"]
+
+
+def test_the_record_is_described(finished):
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "run-record.md").read_text()))
+    for kind in ("episodes", "updates", "rollouts"):
+        for row in finished.lines(kind):
+            assert set(row) <= documented, set(row) - documented
+    assert set(finished.info["hardware"]) <= documented
+    assert finished.path.name == "moolib__peers2-envs32__CartPole-v1__s1"
+    assert finished.completed
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(16, 0.64), (8, 1.85)])
+def test_one_peer_lags_as_moolib_does(tmp_path, batch_size, expected):
+    """Actor batches of 16; measured with moolib itself. In 15% on a quiet machine: docs/baselines.md."""
+    run(
+        tmp_path, actor_batch_size=16, batch_size=batch_size, virtual_batch_size=batch_size,
+        total_steps=100_000,
+    )  # fmt: skip
+    rollouts = record_in(tmp_path).lines("rollouts")[20:]
+    lags, differences = [], []
+    for r in rollouts:
+        lags.append(sum((r["learner_version"] - v) * n for v, n in r["versions"]) / r["steps"])
+        differences.append(r["version_last"] - r["version_first"])
+        # the policy changes early: the last step of an unroll is the first of the next
+        assert r["versions"][-1][1] >= 0.7 * r["steps"]
+    assert np.mean(lags) == pytest.approx(expected, rel=0.25)
+    assert np.mean(differences) == pytest.approx(2 * 16 / batch_size, rel=0.1)
+
+
+@pytest.mark.parametrize("victim", ["leader", "follower"])
+def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim):
+    process, peers = start(tmp_path, 3, max_restarts=1)
+    try:
+        assert len(peers) == 3
+        # of peers with one version, the one with the last name leads
+        killed = peers[-1] if victim == "leader" else peers[0]
+        killed.kill()
+        wait_for(process, lambda: len(peers_of(process)) == 3 and killed not in peers_of(process))
+        newcomer = peers_of(process)[-1]
+        before = num_updates(tmp_path)
+        wait_for(process, lambda: num_updates(tmp_path) > before + 50)
+        wait_for(process, lambda: newcomer.cpu_times().user > 0.5)  # it takes part
+    finally:
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+    assert re.search(
+        r"peer-\d \(process \d+\) was ended by SIGKILL\npeer-\d is started again", printed
+    )
+    assert process.returncode == 130, errors
+    record = record_in(tmp_path)
+    assert record.info["status"] == "interrupted"
+    versions = [u["version"] for u in record.lines("updates")]
+    assert versions == sorted(versions)
+    actors = {r["actor"] for r in record.lines("rollouts")[-200:]}
+    assert actors == set(range(6))  # all three peers, the newcomer too
+    assert_gone(peers)
+
+
+def test_under_torchrun_a_killed_peer_brings_all_back_to_the_checkpoint(tmp_path):
+    flags = SMALL | {"checkpoint-interval": 0.5, "total-steps": 150_000, "runs-dir": tmp_path}
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = subprocess.Popen(
+        [*launcher, "--max-restarts=1", "-m", "baselines.moolib_atari", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(process, lambda: list(tmp_path.glob("default/*/checkpoints/latest.npz")))
+    sorted(psutil.Process(process.pid).children(), key=by_age)[1].kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    record = record_in(tmp_path)
+    assert record.completed
+    assert record.path.name == "moolib__peers2-envs32__CartPole-v1__s1"
+    assert len(record.info["resumed"]) == 1
+    updates = record.lines("updates")
+    assert [u["version"] for u in updates] == list(range(2, len(updates) + 2))
+    times = [u["wall_time"] for u in updates]
+    assert times == sorted(times)
+    assert updates[-1]["step"] >= 150_000 > updates[-2]["step"]
+
+
+def test_a_run_whose_only_peer_is_killed_fails_and_names_it(tmp_path):
+    process, peers = start(tmp_path, 1)
+    peers[0].kill()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "peer-0 was ended by SIGKILL, and there is no other peer" in errors
+    assert record_in(tmp_path).info["status"] == "failed"
+
+
+def test_an_error_in_one_peer_ends_the_run(tmp_path):
+    done = run(tmp_path, code=1, num_peers=2, learning_rate=1e30, total_steps=1_000_000)
+    assert re.search(r"FloatingPointError: peer-\d: the loss at version \d+ is nan", done.stderr)
+    record = record_in(tmp_path)
+    assert record.info["status"] == "failed"
+    assert "has failed" in record.info["error"]
+
+
+def test_peers_end_when_what_launched_them_is_killed(tmp_path):
+    process, peers = start(tmp_path, 2)
+    process.kill()
+    process.communicate(timeout=15)
+    assert_gone(peers)
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_its_leader(tmp_path):
+    plan = options.prepare(options.Args(env="CartPole-v1", runs_dir=str(tmp_path)))
+    old = experiment.LearnerState(plan.args, plan.spec, "mlp", CPU)
+    for parameter in old.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    old.step(32)
+    new = experiment.LearnerState(plan.args, plan.spec, "mlp", CPU)
+    new.load(old.save())
+    assert (new.version, new.steps) == (2, 640)
+    for state in (old, new):
+        for parameter in state.model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        state.step(32)
+    for name, array in old.save().items():
+        np.testing.assert_array_equal(array, new.save()[name])
+
+
+@pytest.mark.parametrize("name", ["resnet", "nature", "mlp"])
+def test_gradients_agree_with_the_jax_impala(name):
+    """moolib's losses are means over real steps, the JAX ones sums."""
+    rng = np.random.default_rng(0)
+    steps, envs, actions = 5, 4, 3
+    obs_shape = {"resnet": (4, 20, 20), "nature": (4, 84, 84), "mlp": (6,)}[name]
+    if name == "mlp":
+        obs = rng.normal(size=(steps + 1, envs, *obs_shape)).astype(np.float32)
+    else:
+        obs = rng.integers(0, 256, (steps + 1, envs, *obs_shape)).astype(np.uint8)
+    unroll = experiment.Unroll(
+        obs=obs,
+        rewards=2 * rng.normal(size=(steps + 1, envs)).astype(np.float32),
+        dones=rng.random((steps + 1, envs)) < 0.3,
+        actions=rng.integers(0, actions, (steps + 1, envs)).astype(np.int32),
+        logits=rng.normal(size=(steps + 1, envs, actions)).astype(np.float32),
+        versions=np.ones(steps + 1, np.int64),
+    )
+    args = options.Args()
+    network = networks.make_network(name, actions)
+    params = network.init(jax.random.key(0), obs[0])
+    torch_network = make_network(name, obs_shape, actions)
+    copy_from_flax(params, torch_network)
+
+    def jax_loss(params):
+        logits, values = network.apply(params, obs.reshape(-1, *obs_shape))
+        rollout = GroupRollout(
+            obs, unroll.dones, unroll.actions[:-1], np.clip(unroll.rewards[1:], -1, 1), unroll.logits[:-1]
+        )  # fmt: skip
+        losses = cleanba_impala.impala_loss(
+            logits.reshape(steps + 1, envs, -1)[:-1],
+            values.reshape(steps + 1, envs),
+            jax.tree.map(jnp.asarray, rollout),
+            cleanba_impala.Args(ent_coef=args.entropy_cost, vf_coef=args.baseline_cost),
+        )
+        return losses.loss / losses.count, losses
+
+    expected, losses = jax.grad(jax_loss, has_aux=True)(params)
+    # the batch is cut out of the unroll in two pieces, in another order
+    pieces = [
+        experiment.Piece(unroll, 0, 1, slice(3, 4), 0.0),
+        experiment.Piece(unroll, 0, 1, slice(0, 3), 0.0),
+    ]
+    actual = experiment.compute_gradients(torch_network, pieces, args, CPU)
+    assert actual["loss"] == pytest.approx(float(losses.loss / losses.count), rel=1e-5)
+    gradients = {n: p.grad.numpy().copy() for n, p in torch_network.named_parameters()}
+    for parameter, gradient in flax_like(expected, torch_network).items():
+        np.testing.assert_allclose(gradients[parameter], gradient, atol=1e-5, err_msg=parameter)
+
+
+class Cohort:
+    """Accumulators of several peers in threads, as a broker would see them."""
+
+    def __init__(self, versions, virtual_batch_size):
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.models = [torch.nn.Linear(2, 1, bias=False) for _ in versions]
+        self.peers = []
+        for index, (model, version) in enumerate(zip(self.models, versions, strict=True)):
+            client = TCPStore("127.0.0.1", self.store.port, is_master=False)
+            peer = Accumulator(model.parameters(), Group(client, f"peer-{index}", CPU))
+            peer.set_virtual_batch_size(virtual_batch_size)
+            peer.set_model_version(version)
+            self.peers.append(peer)
+        names = sorted(self.store.queue_pop(JOINING).decode() for _ in versions)
+        self.store.set(GENERATION, json.dumps([1, names]))
+
+    def everywhere(self, function):
+        """Call a function of (index, peer) in a thread of each peer; return what it gave."""
+        results = [None] * len(self.peers)
+
+        def call(index):
+            results[index] = function(index, self.peers[index])
+
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(len(self.peers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        return results
+
+
+def until(peer, condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        peer.update()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_newcomers_get_the_state_of_the_peer_that_is_furthest():
+    cohort = Cohort(versions=(3, 7, 5), virtual_batch_size=1)
+
+    def join(index, peer):
+        while not peer.connected():
+            peer.update()
+            if peer.wants_state():
+                peer.set_state({"who": np.array(index)})
+        return peer.state() if peer.has_new_state() else None
+
+    states = cohort.everywhere(join)
+    assert [peer.get_leader() for peer in cohort.peers] == ["peer-1"] * 3
+    assert [peer.is_leader() for peer in cohort.peers] == [False, True, False]
+    assert [peer.model_version() for peer in cohort.peers] == [7, 7, 7]
+    assert states[1] is None
+    assert [int(states[i]["who"]) for i in (0, 2)] == [1, 1]
+
+
+def test_a_step_is_the_mean_of_what_was_given_once_the_virtual_batch_is_reached():
+    cohort = Cohort(versions=(1, 1), virtual_batch_size=12)
+
+    def train(index, peer):
+        model = cohort.models[index]
+        while not peer.connected():
+            peer.update()
+            if peer.wants_state():
+                peer.set_state({"x": np.zeros(1)})
+        if index == 0:
+            # 4 is not enough: what it gives next is added to it
+            for gradient, size in ((1.0, 4), (2.0, 4)):
+                until(peer, peer.wants_gradients)
+                model.weight.grad = torch.full_like(model.weight, gradient)
+                peer.reduce_gradients(size)
+                assert (model.weight.grad == 0).all()
+        else:
+            for _ in range(3):  # peers without gradients take part by skipping
+                until(peer, peer.wants_gradients)
+                peer.skip_gradients()
+            until(peer, peer.wants_gradients)
+            model.weight.grad = torch.full_like(model.weight, 6.0)
+            peer.reduce_gradients(4)
+        deadline = time.monotonic() + 20
+        while not peer.has_gradients():
+            peer.update()
+            if peer.wants_gradients():
+                peer.skip_gradients()
+            assert time.monotonic() < deadline
+        assert not peer.wants_gradients()
+        with pytest.raises(RuntimeError, match="wants_gradients"):
+            peer.skip_gradients()
+        gradient, stats = model.weight.grad.clone(), peer.get_gradient_stats()
+        peer.zero_gradients()
+        assert not peer.has_gradients()
+        return gradient, stats, peer.model_version()
+
+    for gradient, stats, version in cohort.everywhere(train):
+        torch.testing.assert_close(gradient, torch.full((1, 2), 3.0))  # (1 + 2 + 6) / 3
+        assert (stats["num_gradients"], stats["batch_size"]) == (3, 12)
+        assert stats["num_skipped"] >= 3
+        assert version == 2
+
+
+def test_a_step_of_one_peer_takes_two_updates_so_that_an_action_lies_between():
+    cohort = Cohort(versions=(1,), virtual_batch_size=1)
+    (peer,), (model,) = cohort.peers, cohort.models
+    until(peer, peer.connected)
+    model.weight.grad = torch.ones_like(model.weight)
+    peer.reduce_gradients(1)
+    time.sleep(0.2)  # however long the collective has been done
+    peer.update()
+    assert not peer.has_gradients()
+    assert not peer.wants_gradients()
+    time.sleep(0.2)
+    peer.update()
+    assert peer.has_gradients()
+
+
+def test_batches_are_cut_environment_by_environment_in_the_order_of_unrolls():
+    batcher = experiment.LearnBatcher(6)
+    assert batcher.empty()
+    for number in (1, 2):
+        batcher.put(experiment.Piece(None, 0, number, slice(0, 8), 0.0))
+    taken = [[(p.number, p.columns.start, p.columns.stop) for p in batcher.get()] for _ in range(2)]
+    assert taken == [[(1, 0, 6)], [(1, 6, 8), (2, 0, 4)]]
+    assert batcher.empty()
+
+
+def test_the_last_step_of_an_unroll_is_the_first_of_the_next():
+    args = options.Args(env="CartPole-v1", actor_batch_size=3, unroll_length=4, num_actor_cpus=1)
+    batch = experiment.EnvBatch(args, describe_env("CartPole-v1"), 0)
+    unrolls = []
+    for version in range(1, 13):
+        batch.receive()
+        logits = np.full((3, 2), version, np.float32)
+        complete = batch.send(np.full(3, version % 2, np.int32), logits, version)
+        if complete is not None:
+            unrolls.append(complete)
+    assert [u.number for u in unrolls] == [1, 2]
+    first, second = (u.unroll for u in unrolls)
+    assert first.versions.tolist() == [1, 2, 3, 4, 5]
+    assert second.versions.tolist() == [5, 6, 7, 8, 9]
+    for old, new in zip(first, second, strict=True):
+        np.testing.assert_array_equal(old[-1], new[0])
+    # what the record says of it: the steps that are learned from
+    (row,) = experiment.describe_pieces([unrolls[1]], 4, 9)
+    assert row["versions"] == [[5, 3], [6, 3], [7, 3], [8, 3]]
+    assert (row["steps"], row["envs"], row["learner_version"]) == (12, 3, 9)
+
+
+def test_presets_are_the_settings_of_the_paper(tmp_path):
+    total = {}
+    for preset in options.PRESETS:
+        args = options.Args(env="CartPole-v1", preset=preset, runs_dir=str(tmp_path))
+        args = options.prepare(args).args
+        total[preset] = args.num_peers * args.num_actor_batches * args.actor_batch_size
+        assert (args.batch_size, args.virtual_batch_size, args.unroll_length) == (32, 32, 20)
+        assert (args.learning_rate, args.entropy_cost, args.grad_norm_clipping) == (6e-4, 6e-4, 40)
+    assert total == {"base": 256, "workstation": 256, "mistake": 2048}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"env": "Brekout-v5"}, "did you mean .*Breakout-v5"),
+        ({"num_peers": 0}, "--num-peers 0: must be 1 or more"),
+        ({"network": "resnet"}, "--network resnet: observations are"),
+        ({"transport": "moolib"}, "the moolib library is not installed"),
+        ({"preset": "none", "colour": "red"}, "colour"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, flags, message):
+    done = run(tmp_path, code=2, **flags)
+    (line,) = done.stderr.strip().splitlines()
+    assert re.search(message, line), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_runs_that_end_badly_no_shared_memory_is_left(tmp_path):
+    before = sorted(os.listdir("/dev/shm"))
+    run(tmp_path / "a", total_steps=2_000)
+    run(tmp_path / "b", code=1, learning_rate=1e30, total_steps=100_000)
+    assert sorted(os.listdir("/dev/shm")) == before
+    assert "already holds a run" in run(tmp_path / "a", code=2, total_steps=2_000).stderr
