@@ -58,6 +58,7 @@ format: .venv/installed ## format the source
 bench: .venv/installed ## measure speed: trainers against this machine's ceilings, analysis against rliable
 	$(BIN)/python -m experiments.benchmark --json $(RUNS)/benchmark.json
 	$(BIN)/python -m experiments.benchmark_exactness --json $(RUNS)/benchmark_exactness.json
+	$(BIN)/python -m experiments.benchmark_baselines --json $(RUNS)/benchmark_baselines.json
 	$(BIN)/python -m experiments.benchmark_analysis bootstrap
 	$(BIN)/python -m experiments.benchmark_analysis curves
 	$(BIN)/python -m experiments.benchmark_analysis reading

@@ -157,6 +157,9 @@ class LearnBatcher:
         return taken
 
 
+NUMBERS = ("version", "steps", "train_time", "wall_time")
+
+
 class LearnerState:
     """What a newcomer needs, and what a checkpoint holds."""
 
@@ -173,7 +176,8 @@ class LearnerState:
         self._args = args
         self.version = 1
         self.steps = 0  # learned from, over all peers
-        self.train_time = 0.0  # seconds
+        self.train_time = 0.0  # seconds in which it took part
+        self.wall_time = 0.0  # seconds since the run started, when it was saved
 
     def step(self, batch_size: int) -> tuple[float, float]:
         """Step the optimiser; return the learning rate and the norm of the gradients."""
@@ -197,8 +201,7 @@ class LearnerState:
         for index, moments in self.optimizer.state_dict()["state"].items():
             for name, value in moments.items():
                 arrays[f"optimizer/{index}/{name}"] = value.detach().cpu().numpy()
-        numbers = {"version": self.version, "steps": self.steps, "train_time": self.train_time}
-        return arrays | {name: np.array(value) for name, value in numbers.items()}
+        return arrays | {name: np.array(getattr(self, name)) for name in NUMBERS}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over what `save` returned."""
@@ -216,8 +219,8 @@ class LearnerState:
                 moments.setdefault(int(index), {})[what] = torch.from_numpy(np.array(value))
         state = self.optimizer.state_dict()
         self.optimizer.load_state_dict(state | {"state": moments})
-        self.version, self.steps = int(arrays["version"]), int(arrays["steps"])
-        self.train_time = float(arrays["train_time"])
+        for name in NUMBERS:
+            setattr(self, name, arrays[name].item())
 
 
 def compute_gradients(
@@ -342,7 +345,8 @@ class Peer:
         if latest.is_file():
             with np.load(latest, allow_pickle=False) as arrays:
                 self.state.load(arrays)
-            self._started = min(self._started, time.time() - self.state.train_time)
+            # where the run is started anew, its clock goes on
+            self._started = min(self._started, time.time() - self.state.wall_time)
             accumulator.set_model_version(self.state.version)
         last_checkpoint = last_history = self.state.train_time
         turns = self._turns()
@@ -457,6 +461,7 @@ class Peer:
     def _save(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f"{path.stem}.tmp.npz")
+        self.state.wall_time = self.clock()
         np.savez(temporary, **self.state.save())
         temporary.replace(path)
 
