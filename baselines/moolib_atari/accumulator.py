@@ -133,7 +133,8 @@ class Group:
 
     def is_done(self, work: Work) -> bool:
         """Whether a collective has ended."""
-        if not work.is_completed():
+        alone = len(self.generation.members) == 1  # then there is nothing to wait for but a thread
+        if not (alone or work.is_completed()):
             return False
         with _peer_lost_where_it_fails():
             work.wait()

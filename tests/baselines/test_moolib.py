@@ -155,7 +155,7 @@ def test_the_record_is_described(finished):
 
 @pytest.mark.parametrize(("batch_size", "expected"), [(16, 0.64), (8, 1.85)])
 def test_one_peer_lags_as_moolib_does(tmp_path, batch_size, expected):
-    """Actor batches of 16; measured with moolib itself. In 15% on a quiet machine: docs/baselines.md."""
+    """Actor batches of 16, as measured with moolib itself."""
     run(
         tmp_path, actor_batch_size=16, batch_size=batch_size, virtual_batch_size=batch_size,
         total_steps=100_000,
@@ -167,7 +167,7 @@ def test_one_peer_lags_as_moolib_does(tmp_path, batch_size, expected):
         differences.append(r["version_last"] - r["version_first"])
         # the policy changes early: the last step of an unroll is the first of the next
         assert r["versions"][-1][1] >= 0.7 * r["steps"]
-    assert np.mean(lags) == pytest.approx(expected, rel=0.25)
+    assert np.mean(lags) == pytest.approx(expected, rel=0.15)
     assert np.mean(differences) == pytest.approx(2 * 16 / batch_size, rel=0.1)
 
 
