@@ -14,6 +14,8 @@ from analysis.queueing import expected_latency
 from analysis.tables import KEYS, Tables, split_runs
 
 QUANTILES = (0.05, 0.5, 0.95)
+SKIPPED_UPDATES = 10  # whose times are not those of a run that has settled
+WAITING = 0.1  # of a rollout's time: actors that wait longer for room are said to wait
 
 # Mid-rollout changes that the Cleanba paper reports of monobeast (80 actors, batches of 8 rollouts of 240
 # steps; a learner delayed by 1 s; 40 actors): by its text (section 3), and as the excerpts from its logs
@@ -79,7 +81,9 @@ def predictions(tables: Tables) -> pd.DataFrame:
         finish one rollout in the time of one rollout, which makes A / B batches of B rollouts,
         and as many updates.
       `changes_by_time`: rollout time / time between updates: as many updates happen while a rollout
-        is collected. Medians, since the first of each compiles.
+        is collected. Where actors wait for room, rollouts begin as an update ends and makes some, so
+        that whole times between updates count: the mean of the quotients rounded down. Without the
+        first updates, which compile.
       `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilisation rho that was
         measured: the share of the time in which the learner trains.
       NaN where a source does not record what is needed.
@@ -94,12 +98,24 @@ def predictions(tables: Tables) -> pd.DataFrame:
             {
                 **{name: getattr(run, name) for name in KEYS},
                 "changes_by_actors": _number(config, "num_actors") / _number(config, "batch_size"),
-                "changes_by_time": _median(group, "rollout_time") / between,
+                "changes_by_time": _updates_in_a_rollout(group),
                 "latency_mm1": _latency(_median(group, "training_time") / between),
             }
         )
     names = ["changes_by_actors", "changes_by_time", "latency_mm1"]
     return pd.DataFrame(rows, columns=[*KEYS, *names])
+
+
+def _updates_in_a_rollout(updates: pd.DataFrame) -> float:
+    steady = updates.iloc[SKIPPED_UPDATES:]
+    if len(steady) < 2 or not {"rollout_time", "wall_time"} <= set(steady):
+        return np.nan
+    between = np.diff(steady["wall_time"].to_numpy(float)).mean()
+    quotients = steady["rollout_time"].to_numpy(float) / between
+    waiting = steady["rollout_queue_put_time"].mean() if "rollout_queue_put_time" in steady else 0.0
+    if waiting > WAITING * steady["rollout_time"].mean():
+        quotients = np.floor(quotients)
+    return float(quotients.mean())
 
 
 def _number(config: Mapping[str, Any], name: str) -> float:

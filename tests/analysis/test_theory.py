@@ -108,6 +108,16 @@ def test_lag_predictions_of_a_record(write_run):
     assert np.isnan(row["changes_by_actors"])
 
 
+def test_where_actors_wait_for_room_whole_updates_count(write_run):
+    run = record_with_times(write_run)  # an update per second
+    text = (run / "updates.jsonl").read_text().replace('"rollout_time": 0.9', '"rollout_time": 2.7')
+    (run / "updates.jsonl").write_text(text)
+    assert lag.predictions(read_records([run])).iloc[0]["changes_by_time"] == pytest.approx(2.7)
+    waiting = text.replace('"loss"', '"rollout_queue_put_time": 1.5, "loss"')
+    (run / "updates.jsonl").write_text(waiting)
+    assert lag.predictions(read_records([run])).iloc[0]["changes_by_time"] == 2
+
+
 def test_gradient_asynchrony(write_run):
     run = write_run(updates=3)
     lines = (run / "updates.jsonl").read_text().splitlines()
