@@ -9,6 +9,7 @@ from plots import style
 
 HEIGHT = 0.78  # of a bar that holds all rollouts, in rows
 BINS = 20
+RARE = 0.02  # share of a row's rollouts, at either end, that does not widen the axis
 
 
 def draw(
@@ -29,7 +30,7 @@ def draw(
         figure, axes = style.panels(len(environments), height=0.8 + 0.3 * len(rows))
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             here = shares[shares["env_id"] == env_id]
-            edges = _edges(here["value"].to_numpy(float))
+            edges = _edges(here)
             for (system, setting), one in here.groupby(["system", "setting"], observed=True):
                 _draw_row(panel, one, edges, rows.index((system, setting)), look)
             panel.set_title(env_id)
@@ -51,8 +52,14 @@ def draw(
     return figure
 
 
-def _edges(values: np.ndarray) -> np.ndarray:
-    """Return bins of one version each, or wider ones where the lags spread far."""
+def _edges(shares: pd.DataFrame) -> np.ndarray:
+    """Return bins of one version each, or wider ones where the values spread far."""
+    ends = []
+    for _, row in shares.groupby(["system", "setting"], observed=True):
+        ordered = row.sort_values("value")
+        reached = ordered["share"].cumsum() / ordered["share"].sum()
+        ends.append(ordered["value"][(reached >= RARE) & (reached.shift(fill_value=0) <= 1 - RARE)])
+    values = np.concatenate(ends).astype(float)
     low, high = np.floor(values.min() + 0.5), np.floor(values.max() + 0.5)
     width = max(1.0, np.ceil((high - low + 1) / BINS))
     return np.arange(low - 0.5, high + 0.5 + width, width)
@@ -60,7 +67,8 @@ def _edges(values: np.ndarray) -> np.ndarray:
 
 def _draw_row(panel, shares: pd.DataFrame, edges: np.ndarray, row: int, look: style.Look) -> None:  # noqa: ANN001
     values, weights = shares["value"].to_numpy(float), shares["share"].to_numpy(float)
-    heights, _ = np.histogram(values, edges, weights=weights)
+    # what is rare and far off is in the outermost bar
+    heights, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges, weights=weights)
     baseline = row + 1.0
     system, setting = shares["system"].iloc[0], shares["setting"].iloc[0]
     panel.axhline(baseline, color="#bbbbbb", lw=0.6)
