@@ -35,7 +35,13 @@ import tyro
 
 from baselines import run_log
 from baselines.run_log import Clock, RunId, RunLog
-from baselines.shared_memory import STOP, IndexQueue, share_parameters, shared_tensor
+from baselines.shared_memory import (
+    LARGEST_QUEUE,
+    STOP,
+    IndexQueue,
+    share_parameters,
+    shared_tensor,
+)
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import Recurrent, make_network
 from cleanba.command_line import BadInput, run_command_line
@@ -117,6 +123,19 @@ class Args:
     progress: bool = True
     """Print a line for every rollout, in the format of the paper's appendix G, and on progress."""
 
+
+RANGES = {
+    "counts": (
+        "num_actors", "total_steps", "batch_size", "unroll_length", "num_learner_threads",
+        "torch_threads",
+    ),
+    "positive": ("learning_rate", "grad_norm_clipping"),
+    "not_negative": (
+        "learner_delay_seconds", "actor_delay_seconds", "momentum", "epsilon", "entropy_cost",
+        "baseline_cost",
+    ),
+    "shares": ("discounting", "alpha"),
+}  # fmt: skip
 
 # Hyperparameters are what may change what is learned: all but these.
 HARDWARE = ("learner_delay_seconds", "learner_delay", "actor_delay_seconds", "torch_threads")
@@ -627,18 +646,19 @@ def prepare(args: Args) -> Plan:
     Raises:
       BadInput: with one line.
     """
-    for name in ("num_actors", "total_steps", "batch_size", "unroll_length", "num_learner_threads"):
-        if getattr(args, name) < 1:
-            raise BadInput(f"--{name} {getattr(args, name)}: must be 1 or more")
-    for name in ("learner_delay_seconds", "actor_delay_seconds"):
-        if getattr(args, name) < 0:
-            raise BadInput(f"--{name} {getattr(args, name)}: must be 0 or more")
+    try:
+        run_log.check_numbers(args, lambda name: f"--{name}", **RANGES)
+        run_log.check_name(args.xpid, "--xpid")
+    except ValueError as error:
+        raise BadInput(str(error)) from None
     num_buffers = args.num_buffers or max(2 * args.num_actors, args.batch_size)
     if num_buffers < args.num_actors or num_buffers < args.batch_size:
         raise BadInput(
             f"--num_buffers {num_buffers}: needs at least one per actor ({args.num_actors}) and as "
             f"many as are in a batch ({args.batch_size})"
         )
+    if num_buffers > LARGEST_QUEUE:
+        raise BadInput(f"--num_buffers {num_buffers}: at most {LARGEST_QUEUE}")
     setting = args.xpid or setting_name(args)
     run = RunId("monobeast", setting, args.env, args.seed, args.study, args.savedir)
     try:

@@ -1,11 +1,12 @@
 """What the torch baselines write about a run: the record, TensorBoard, a line now and then."""
 
+import math
 import os
 import platform
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,6 +170,50 @@ def _sizes_at(directory: Path, version: int, step: int) -> dict[str, int]:
             size += len(line)
         sizes[path.name] = size
     return sizes
+
+
+def check_numbers(
+    args: Any,
+    flag: Callable[[str], str],
+    *,
+    counts: Sequence[str] = (),
+    positive: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
+    shares: Sequence[str] = (),
+) -> None:
+    """Refuse numbers that no run can be made with; None is left to be chosen.
+
+    Args:
+      args: the command line.
+      flag: from the name of a field to its flag.
+      counts: fields that are to be 1 or more.
+      positive: fields that are to be more than 0.
+      not_negative: fields that are to be 0 or more.
+      shares: fields that are to be from 0 to 1.
+
+    Raises:
+      ValueError: with one line, for the first such field.
+    """
+    for names, what, good in (
+        (counts, "1 or more", lambda value: value >= 1),
+        (positive, "more than 0", lambda value: value > 0),
+        (not_negative, "0 or more", lambda value: value >= 0),
+        (shares, "from 0 to 1", lambda value: 0 <= value <= 1),
+    ):
+        for name in names:
+            value = getattr(args, name)
+            if value is not None and not (math.isfinite(value) and good(value)):
+                raise ValueError(f"{flag(name)} {value}: must be {what}")
+
+
+def check_name(name: str | None, flag: str) -> None:
+    """Refuse a name that would lead to another folder.
+
+    Raises:
+      ValueError: with one line.
+    """
+    if name is not None and (not name or "/" in name or name.startswith(".")):
+        raise ValueError(f"{flag} {name}: is part of a folder's name, without '/'")
 
 
 def check_run(

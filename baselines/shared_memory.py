@@ -14,6 +14,7 @@ import torch
 
 STOP = -1  # an index that tells whoever gets it to stop
 _ITEM = struct.Struct("=i")
+LARGEST_QUEUE = 16_000  # items that a pipe holds (64 KiB), and some room to say stop
 
 
 def shared_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -46,7 +47,7 @@ class IndexQueue:
         self._read, self._write = os.pipe()
 
     def put(self, index: int) -> None:
-        """Put an index; a pipe holds 16,384 of them."""
+        """Put an index; it waits where there are LARGEST_QUEUE of them or more."""
         os.write(self._write, _ITEM.pack(index))
 
     def get(self) -> int:

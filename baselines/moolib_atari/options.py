@@ -50,7 +50,8 @@ class Args:
     virtual_batch_size: int = 32
     """Unrolls, over all peers, from which on the optimisers step."""
     learning_rate: float = 6e-4
-    """Learning rate of Adam, annealed linearly to 0."""
+    """Learning rate of Adam, annealed linearly to 0 by the steps that virtual batches of just that size
+    would have; it ends above 0 where they come out larger, as in moolib."""
     adam_epsilon: float = 1e-8
     """Epsilon of Adam."""
     entropy_cost: float = 0.0006
@@ -92,6 +93,19 @@ class Args:
     progress: bool = True
     """Print a line every few seconds."""
 
+
+RANGES = {
+    "counts": (
+        "total_steps", "num_peers", "num_actor_batches", "actor_batch_size", "num_actor_cpus",
+        "unroll_length", "batch_size", "virtual_batch_size", "torch_threads",
+    ),
+    "positive": (
+        "learning_rate", "adam_epsilon", "grad_norm_clipping", "checkpoint_interval",
+        "checkpoint_history_interval",
+    ),
+    "not_negative": ("max_restarts", "entropy_cost", "baseline_cost", "reward_clip"),
+    "shares": ("discounting",),
+}  # fmt: skip
 
 # Hyperparameters are what may change what is learned: all but these.
 HARDWARE = ("num_peers", "num_actor_cpus", "torch_threads", "transport")
@@ -147,13 +161,11 @@ def prepare(args: Args, torchrun: Torchrun | None = None) -> Plan:
     args = replace(args, **PRESETS.get(args.preset, {}))
     if torchrun is not None:
         args = replace(args, num_peers=torchrun.world_size)
-    positive = (
-        "total_steps", "num_peers", "num_actor_batches", "actor_batch_size", "num_actor_cpus",
-        "unroll_length", "batch_size", "virtual_batch_size",
-    )  # fmt: skip
-    for name in positive:
-        if getattr(args, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 1 or more")
+    try:
+        run_log.check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
+        run_log.check_name(args.setting, "--setting")
+    except ValueError as error:
+        raise BadInput(str(error)) from None
     environments = args.num_peers * args.num_actor_batches * args.actor_batch_size
     setting = args.setting or f"peers{args.num_peers}-envs{environments}"
     run = RunId("moolib", setting, args.env, args.seed, args.study, args.runs_dir)

@@ -261,6 +261,11 @@ def test_a_trained_model_can_be_tested(tmp_path):
         ({"use_lstm": True}, "--use_lstm: needs a resnet or nature network"),
         ({"mode": "test"}, "--mode test: there is no .*model.npz"),
         ({"learner_delay_seconds": -1}, "--learner_delay_seconds -1.0: must be 0 or more"),
+        ({"learner_delay_seconds": "nan"}, "--learner_delay_seconds nan: must be 0 or more"),
+        ({"learning_rate": -1}, "--learning_rate -1.0: must be more than 0"),
+        ({"discounting": 5}, "--discounting 5.0: must be from 0 to 1"),
+        ({"num_buffers": 20_000}, "--num_buffers 20000: at most 16000"),
+        ({"xpid": "../x"}, "--xpid ../x: is part of a folder's name"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )

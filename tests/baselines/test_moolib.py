@@ -264,6 +264,22 @@ def test_a_run_goes_on_from_a_checkpoint_of_its_leader(tmp_path):
         np.testing.assert_array_equal(array, new.save()[name])
 
 
+def test_the_leader_keeps_its_latest_checkpoint_and_a_history(tmp_path):
+    run(
+        tmp_path, num_peers=2, total_steps=100_000, checkpoint_interval=0.3,
+        checkpoint_history_interval=0.8,
+    )  # fmt: skip
+    record = record_in(tmp_path)
+    last = record.lines("updates")[-1]
+    with np.load(record.path / experiment.CHECKPOINT, allow_pickle=False) as arrays:
+        assert (int(arrays["version"]), int(arrays["steps"])) == (last["version"], last["step"])
+    kept = list((record.path / "checkpoints").glob("version-*.npz"))
+    assert kept
+    for path in kept:
+        with np.load(path, allow_pickle=False) as arrays:
+            assert path.stem == f"version-{int(arrays['version'])}"
+
+
 @pytest.mark.parametrize("name", ["resnet", "nature", "mlp"])
 def test_gradients_agree_with_the_jax_impala(name):
     """moolib's losses are means over real steps, the JAX ones sums."""
@@ -480,6 +496,13 @@ def test_presets_are_the_settings_of_the_paper(tmp_path):
         ({"env": "Brekout-v5"}, "did you mean .*Breakout-v5"),
         ({"num_peers": 0}, "--num-peers 0: must be 1 or more"),
         ({"network": "resnet"}, "--network resnet: observations are"),
+        ({"max_restarts": -1}, "--max-restarts -1: must be 0 or more"),
+        (
+            {"checkpoint_history_interval": 0},
+            "--checkpoint-history-interval 0.0: must be more than 0",
+        ),
+        ({"reward_clip": -1}, "--reward-clip -1.0: must be 0 or more"),
+        ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
         ({"transport": "moolib"}, "the moolib library is not installed"),
         ({"preset": "none", "colour": "red"}, "colour"),
     ],
