@@ -190,7 +190,7 @@ def start_launcher(tmp_path, behaviour):
 
 
 def wait_for_running(folder, count):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         if list(statuses(folder).values()).count("running") >= count:
             return
