@@ -1,5 +1,6 @@
 """moolib's architecture: gradients are summed while acting goes on, and peers come and go."""
 
+import contextlib
 import json
 import os
 import re
@@ -68,8 +69,12 @@ def num_updates(runs_dir):
 
 def peers_of(process):
     """The peers of a run, by age: children of the process that forks them."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    return sorted((p for p in below if not p.children() and p.ppid() != process.pid), key=by_age)
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if not one.children() and one.ppid() != process.pid:
+                found.append((*by_age(one), one))
+    return [one for *_, one in sorted(found, key=lambda row: row[:2])]
 
 
 def by_age(process):
