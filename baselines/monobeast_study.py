@@ -17,6 +17,7 @@ Two things differ from monobeast. Environments are EnvPool's, as in all systems 
 pipes and memory has no name, so that no process waits for a dead one, and nothing is left behind.
 """
 
+import contextlib
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -299,7 +300,8 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
                 f"actor_index {actor} initial policy_version {first} "
                 f"policy_version after rollout {final}\n"
             )
-            os.write(1, line.encode())  # one call: lines of other actors stay whole
+            with contextlib.suppress(BrokenPipeError):  # nobody reads: the learner will say so
+                os.write(1, line.encode())  # one call: lines of other actors stay whole
         shared.full.put(index)
 
 
@@ -452,6 +454,7 @@ class Learner:
         self.version = 1
         self.error: BaseException | None = None
         self.done = threading.Event()
+        self._stopping = threading.Event()
         self._args = args
         self._network = network
         self._shared = shared
@@ -474,12 +477,17 @@ class Learner:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """End the threads, those that wait for a full buffer too."""
+    def stop(self) -> bool:
+        """End the threads, those that wait for a full buffer too; return whether all have ended.
+
+        One that does not, in a long update, touches neither buffers nor record when it is done.
+        """
+        self._stopping.set()
         self._shared.full.put(STOP)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(SECONDS_TO_STOP)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _next_batch(self) -> list[int] | None:
         """Wait for as many full buffers as a batch has; None when there is nothing left to learn."""
@@ -505,6 +513,8 @@ class Learner:
                 if indices is None:
                     break
                 batch, origin = take_batch(self._shared.buffers, indices, self._args, self._device)
+                if self._stopping.is_set():
+                    break
                 for index in indices:
                     self._shared.free.put(index)
                 self._learn(batch, origin, get_time)
@@ -532,7 +542,9 @@ class Learner:
             if not np.isfinite(losses["loss"]):
                 raise FloatingPointError(f"the loss of update {self.version} is {losses['loss']}")
             if args.learner_delay == "learning":
-                time.sleep(args.learner_delay_seconds)
+                self._stopping.wait(args.learner_delay_seconds)
+            if self._stopping.is_set():
+                return
             used = self.version
             self.version += 1
             if args.learner_delay == "learning" or not args.learner_delay_seconds:
@@ -542,7 +554,7 @@ class Learner:
             metrics = losses | {"entropy": entropy, "grad_norm": float(norm), "learning_rate": rate}
             self._record(origin, used, now, get_time, now - before, metrics)
         if args.learner_delay == "broadcast" and args.learner_delay_seconds:
-            time.sleep(args.learner_delay_seconds)
+            self._stopping.wait(args.learner_delay_seconds)
             with self._learn_lock:
                 self._broadcast()
 
@@ -676,12 +688,27 @@ def prepare(args: Args) -> Plan:
     return Plan(args, run, spec, network, name, num_buffers)
 
 
+def begin_log(plan: Plan, device: torch.device, torch_threads: int) -> RunLog:
+    """Begin the record of a run."""
+    args = plan.args
+    hyperparameters = {k: v for k, v in asdict(args).items() if k not in NOT_HYPERPARAMETERS}
+    hyperparameters |= {"network": plan.network_name, "num_buffers": plan.num_buffers}
+    hardware = {name: getattr(args, name) for name in HARDWARE}
+    hardware |= {"torch_threads": torch_threads, "num_processes": args.num_actors + 1}
+    hardware |= run_log.describe_device(device)
+    return RunLog(
+        plan.run,
+        hyperparameters,
+        hardware,
+        total_steps=args.total_steps,
+        overwrite=args.overwrite,
+        progress=args.progress,
+    )
+
+
 def train(plan: Plan) -> None:
     """Start actors and learner, watch over them, and end them all."""
     args = plan.args
-    use_cuda = not args.disable_cuda and torch.cuda.is_available()
-    device = torch.device("cuda" if use_cuda else "cpu")
-    torch_threads = args.torch_threads or len(os.sched_getaffinity(0))
     recurrent = isinstance(plan.network, Recurrent)
     core_shape = (0,)
     if recurrent:
@@ -697,21 +724,9 @@ def train(plan: Plan) -> None:
     for index in range(plan.num_buffers):
         shared.free.put(index)
     clock = Clock()
-    hyperparameters = {k: v for k, v in asdict(args).items() if k not in NOT_HYPERPARAMETERS}
-    hyperparameters |= {"network": plan.network_name, "num_buffers": plan.num_buffers}
-    hardware = {name: getattr(args, name) for name in HARDWARE}
-    hardware |= {"torch_threads": torch_threads, "num_processes": args.num_actors + 1}
-    hardware |= run_log.describe_device(device)
-    log = RunLog(
-        plan.run,
-        hyperparameters,
-        hardware,
-        total_steps=args.total_steps,
-        overwrite=args.overwrite,
-        progress=args.progress,
-    )
     actors: list[Any] = []
     learner: Learner | None = None
+    log: RunLog | None = None
     error: BaseException | None = None
     try:
         # Forked before any other thread exists or a GPU is touched; they share what is imported, so
@@ -731,7 +746,11 @@ def train(plan: Plan) -> None:
                 )
                 process.start()
                 actors.append(process)
+        use_cuda = not args.disable_cuda and torch.cuda.is_available()
+        device = torch.device("cuda" if use_cuda else "cpu")
+        torch_threads = args.torch_threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(torch_threads)
+        log = begin_log(plan, device, torch_threads)
         network = make_network(
             plan.network_name, plan.spec.obs_shape, plan.spec.num_actions, use_lstm=args.use_lstm
         )
@@ -746,11 +765,11 @@ def train(plan: Plan) -> None:
         raise
     finally:
         end_actors(actors)
-        if learner is not None:
-            learner.stop()
-        shared.free.close()
-        shared.full.close()
-        log.close(error)
+        if learner is None or learner.stop():
+            shared.free.close()
+            shared.full.close()
+        if log is not None:
+            log.close(error)
     print(f"completed: {plan.run.directory}")
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch(options: argparse.Namespace) -> int:
     path = find_study(options.study)
-    study = load_study(path)
+    study = load_study(path, options.preset)
     systems.check_systems(study.runs)
     runs_dir = Path(options.runs_dir)
     directory = runs_dir / study.name
@@ -149,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a study; completed runs are kept, and what is left is run.",
     )
     parser.add_argument("study", help="name of a study in experiments/studies, or a TOML file")
+    parser.add_argument("--preset", help="size of the study: cpu (default), paper, ...")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and run nothing")
     parser.add_argument("--runs-dir", default="runs", help="folder of all records (default: runs)")
     parser.add_argument(

@@ -18,6 +18,17 @@ A study is systems x hardware settings x environments x seeds x budget, in one o
     [runs.hyperparameters]
     num_envs = 8
 
+The same question in several sizes is several presets, and so is how long two CPU cores take:
+
+    [presets.cpu]
+    minutes = 15
+    [[presets.cpu.runs]]
+    ...
+    [presets.paper.settings.a0-l0-t1]    # in place of the one above
+    ...
+    [[presets.paper.runs]]
+    ...
+
 Hyperparameters are whatever the systems of the block take as flags; a hardware setting is said in
 the fields of `Setting`, which every system translates for itself (see experiments/systems.py). What only
 one system has is said in its own flags:
@@ -29,6 +40,7 @@ one system has is said in its own flags:
 import difflib
 import itertools
 import tomllib
+import types
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +49,7 @@ from typing import Any, NamedTuple
 from cleanba import record
 
 STUDIES = Path(__file__).parent / "studies"
+DEFAULT_PRESET = "cpu"
 
 
 class StudyError(Exception):
@@ -73,12 +86,23 @@ class PlannedRun(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A question, and the runs that answer it."""
+    """A question, and the runs that answer it.
+
+    Attributes:
+      name: of the folder of its records: of the file, and of the preset where it is not the default.
+      title: of its report.
+      question: that it answers.
+      runs: to be made.
+      preset: which of the study's sizes this is.
+      minutes: that two CPU cores take, as the file says; None where it does not.
+    """
 
     name: str
     title: str
     question: str
     runs: tuple[PlannedRun, ...]
+    preset: str = DEFAULT_PRESET
+    minutes: int | None = None
 
 
 def study_names() -> list[str]:
@@ -107,11 +131,13 @@ def find_study(name: str) -> Path:
     return STUDIES / f"{name}.toml"
 
 
-def load_study(path: Path) -> Study:
+def load_study(path: Path, preset: str | None = None) -> Study:
     """Read a study file.
 
     Args:
       path: a TOML file as the docstring of this module describes it.
+      preset: which size of the study; by default `cpu`, or for a copy beside records (`study.toml`) the
+        one that its folder is named after.
 
     Raises:
       StudyError: if the file is not readable, lacks or misspells a field, or plans a run twice.
@@ -120,18 +146,39 @@ def load_study(path: Path) -> Study:
         data = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise StudyError(f"{path.name}: {error}") from None
-    _check_fields(
-        path, "the study", data, {"title": str, "question": str, "settings": dict, "runs": list}
-    )
-    settings = {name: _setting(path, name, fields) for name, fields in data["settings"].items()}
-    name = path.stem if path.stem != "study" else path.resolve().parent.name
-    runs = tuple(run for block in data["runs"] for run in _block_runs(path, name, settings, block))
+    what = "presets" if "presets" in data else "runs"
+    fields = {
+        "title": str,
+        "question": str,
+        "settings": dict,
+        what: dict if what == "presets" else list,
+    }
+    size = {"minutes": int}
+    _check_fields(path, "the study", data, fields, size if what == "runs" else {})
+    sizes = data["presets"] if what == "presets" else {DEFAULT_PRESET: data}
+    copy = path.stem == "study"
+    folder = path.resolve().parent.name
+    if preset is None:
+        named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
+        preset = named[0] if copy and named else DEFAULT_PRESET
+    if preset not in sizes:
+        raise StudyError(f"{path.name}: has no preset {preset!r}; it has {', '.join(sizes)}")
+    if what == "presets":
+        own = {"runs": list}
+        _check_fields(path, f"the preset {preset!r}", sizes[preset], own, size | {"settings": dict})
+    settings = data["settings"] | (sizes[preset].get("settings", {}) if what == "presets" else {})
+    settings = {name: _setting(path, name, fields) for name, fields in settings.items()}
+    name = path.stem if preset == DEFAULT_PRESET else f"{path.stem}-{preset}"
+    name = folder if copy else name
+    blocks = sizes[preset]["runs"]
+    runs = tuple(run for block in blocks for run in _block_runs(path, name, settings, block))
     twice = [run for run, count in Counter(run.name for run in runs).items() if count > 1]
     if twice:
         raise StudyError(f"{path.name}: plans the run {twice[0]} more than once")
     if not runs:
         raise StudyError(f"{path.name}: plans no run")
-    return Study(name, data["title"].strip(), " ".join(data["question"].split()), runs)
+    title, question = data["title"].strip(), " ".join(data["question"].split())
+    return Study(name, title, question, runs, preset, sizes[preset].get("minutes"))
 
 
 def _setting(path: Path, name: str, fields: Any) -> Setting:
@@ -194,11 +241,18 @@ def _block_runs(
     ]
 
 
-def _check_fields(path: Path, what: str, data: Any, fields: Mapping[str, type]) -> None:
+def _check_fields(
+    path: Path,
+    what: str,
+    data: Any,
+    fields: Mapping[str, type],
+    optional: Mapping[str, type] = types.MappingProxyType({}),
+) -> None:
     """Require exactly these fields, with these types: a misspelt one must not pass silently."""
     if not isinstance(data, dict):
         raise StudyError(f"{path.name}: {what} is not a table")
     missing = [name for name in fields if name not in data]
+    fields = {**fields, **{name: kind for name, kind in optional.items() if name in data}}
     unknown = [name for name in data if name not in fields]
     if missing:
         raise StudyError(f"{path.name}: {what} lacks {missing[0]!r}")

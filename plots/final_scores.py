@@ -19,14 +19,14 @@ def draw(scores: pd.DataFrame, look: style.Look, source: str) -> Figure:
     """
     with mpl.rc_context(style.RC):
         environments = sorted(scores["env_id"].unique())
-        rows = row_positions(look)
+        rows = row_positions(scores, look)
         figure, axes = style.panels(len(environments), height=0.8 + 0.2 * len(rows))
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             for row in scores[scores["env_id"] == env_id].itertuples():
                 _draw_row(panel, row, rows[row.system, row.setting], look)
             panel.set_title(env_id)
             panel.set_xlabel("final return")
-            label_rows(panel, look, first=index % style.PANELS_PER_ROW == 0)
+            label_rows(panel, rows, first=index % style.PANELS_PER_ROW == 0)
             panel.margins(x=0.12)
             panel.xaxis.get_major_locator().set_params(nbins=4)
         style.systems_and_settings_legend(figure, look, lines=False)
@@ -34,32 +34,31 @@ def draw(scores: pd.DataFrame, look: style.Look, source: str) -> Figure:
     return figure
 
 
-def row_positions(look: style.Look) -> dict[tuple[str, str], float]:
+def row_positions(frame: pd.DataFrame, look: style.Look) -> dict[tuple[str, str], float]:
     """Return where the line of each system and setting is: settings of a system lie together."""
     gap = 0.6
-    count = len(look.settings)
-    return {
-        (system, setting): s * (count + gap) + h
-        for s, system in enumerate(look.systems)
-        for h, setting in enumerate(look.settings)
-    }
+    positions: dict[tuple[str, str], float] = {}
+    for row, (system, setting) in enumerate(style.rows_of(frame, look)):
+        systems = {name for name, _ in positions} - {system}
+        positions[system, setting] = row + gap * len(systems)
+    return positions
 
 
-def label_rows(panel, look: style.Look, first: bool) -> None:  # noqa: ANN001
+def label_rows(panel, rows: dict[tuple[str, str], float], first: bool) -> None:  # noqa: ANN001
     """Label the rows with the systems, from top to bottom, on the first panel of a row only."""
-    rows = row_positions(look)
+    systems = list(dict.fromkeys(system for system, _ in rows))
     middles = [
-        float(np.mean([rows[system, setting] for setting in look.settings]))
-        for system in look.systems
+        float(np.mean([position for (name, _), position in rows.items() if name == system]))
+        for system in systems
     ]
-    panel.set_yticks(middles, look.systems if first else [""] * len(middles))
+    panel.set_yticks(middles, systems if first else [""] * len(middles))
     panel.set_ylim(max(rows.values()) + 0.7, -0.7)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="y", visible=False)
 
 
 def _draw_row(panel, row, position: float, look: style.Look) -> None:  # noqa: ANN001
-    colour = look.colour(row.system)
+    colour = look.colour(row.system, row.setting)
     filled = look.setting(row.setting).filled
     if np.isfinite(row.low):
         panel.plot([row.low, row.high], [position, position], color=colour, lw=2.2, alpha=0.7)

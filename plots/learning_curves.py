@@ -32,7 +32,7 @@ def draw(
                 here.groupby(["setting", "system"], observed=True),
                 key=lambda item: look.settings.index(item[0][0]),
             ):
-                _draw_curve(panel, curve, system, look.setting(setting), look)
+                _draw_curve(panel, curve, system, setting, look)
             panel.set_title(env_id)
             panel.set_xlabel(AXES[axis])
             panel.set_xlim(left=0)
@@ -44,8 +44,8 @@ def draw(
     return figure
 
 
-def _draw_curve(panel, curve: pd.DataFrame, system: str, how: style.SettingStyle, look) -> None:  # noqa: ANN001
-    colour = look.colour(system)
+def _draw_curve(panel, curve: pd.DataFrame, system: str, setting: str, look) -> None:  # noqa: ANN001
+    colour, how = look.colour(system, setting), look.setting(setting)
     x, value, low, high = (curve[name].to_numpy(float) for name in ("x", "value", "low", "high"))
     if np.isfinite(low).any():
         panel.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)

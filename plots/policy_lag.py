@@ -26,7 +26,7 @@ def draw(
     """
     with mpl.rc_context(style.RC):
         environments = sorted(shares["env_id"].unique())
-        rows = [(system, setting) for system in look.systems for setting in look.settings]
+        rows = style.rows_of(shares, look)
         figure, axes = style.panels(len(environments), height=0.8 + 0.3 * len(rows))
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             here = shares[shares["env_id"] == env_id]
@@ -77,7 +77,7 @@ def _draw_row(panel, shares: pd.DataFrame, edges: np.ndarray, row: int, look: st
         -heights * HEIGHT / max(weights.sum(), 1e-12),
         width=np.diff(edges) * 0.9,
         bottom=baseline,
-        color=look.colour(system),
+        color=look.colour(system, setting),
         edgecolor="white",
         hatch=look.setting(setting).hatch,
     )

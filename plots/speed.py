@@ -19,7 +19,7 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
     """
     with mpl.rc_context(style.RC):
         environments = sorted(speeds["env_id"].unique())
-        rows = row_positions(look)
+        rows = row_positions(speeds, look)
         figure, axes = style.panels(len(environments), height=0.8 + 0.2 * len(rows))
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             here = speeds[speeds["env_id"] == env_id]
@@ -30,7 +30,7 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
                     position,
                     row.sps,
                     height=0.85,
-                    color=look.colour(row.system),
+                    color=look.colour(row.system, row.setting),
                     edgecolor="white",
                     hatch=look.setting(row.setting).hatch,
                 )
@@ -47,9 +47,15 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
             panel.set_xlim(0, largest * 1.22)
             style.thousands(panel)
             panel.xaxis.get_major_locator().set_params(nbins=5)
-            label_rows(panel, look, first=index % style.PANELS_PER_ROW == 0)
+            label_rows(panel, rows, first=index % style.PANELS_PER_ROW == 0)
         handles = [
-            Patch(facecolor="#999999", edgecolor="white", hatch=look.setting(setting).hatch)
+            Patch(
+                facecolor=look.colour(look.systems[0], setting)
+                if len(look.systems) == 1
+                else "#999999",
+                edgecolor="white",
+                hatch=look.setting(setting).hatch,
+            )
             for setting in look.settings
         ]
         style.legend(figure, handles, look.settings)

@@ -1,6 +1,7 @@
 """What all figures share: colours, line styles, sizes, captions, and how they are saved.
 
-A system is a colour (and a marker, for print without colour), a hardware setting a line style.
+A system is a colour (and a marker, for print without colour), a hardware setting a line style. Where
+there is one system only, its settings are colours too.
 Curves of two settings that agree lie on each other, so the first setting is drawn wide and pale and
 the next ones thin and dark on top of it: both stay visible.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -72,9 +74,12 @@ class Look(NamedTuple):
     systems: tuple[str, ...]
     settings: tuple[str, ...]
 
-    def colour(self, system: str) -> str:
-        """Return the colour of a system."""
-        return PALETTE[self.systems.index(system) % len(PALETTE)]
+    def colour(self, system: str, setting: str) -> str:
+        """Return the colour of a system, or of a setting where there is one system only."""
+        index = self.systems.index(system)
+        if len(self.systems) == 1:
+            index = self.settings.index(setting)
+        return PALETTE[index % len(PALETTE)]
 
     def marker(self, system: str) -> str:
         """Return the marker of a system."""
@@ -102,6 +107,12 @@ def look_of(systems: Iterable[str], settings: Iterable[str]) -> Look:
     return Look(tuple(sorted(set(systems))), tuple(sorted(set(settings), key=setting_order)))
 
 
+def rows_of(frame: pd.DataFrame, look: Look) -> list[tuple[str, str]]:
+    """Return the pairs of system and setting in a table, from the top of a figure to its bottom."""
+    present = set(zip(frame["system"], frame["setting"], strict=True))
+    return [(a, b) for a in look.systems for b in look.settings if (a, b) in present]
+
+
 def setting_order(name: str) -> tuple:
     """Return what settings are sorted by: shorter names, of fewer devices, first."""
     return (len(name), name)
@@ -127,34 +138,44 @@ def panels(count: int, height: float, header: float = 0.45) -> tuple[Figure, lis
 
 def systems_and_settings_legend(figure: Figure, look: Look, lines: bool = True) -> None:
     """Put a legend above the panels: systems by colour, settings by style."""
+    one_system = len(look.systems) == 1
+    systems = [] if one_system and len(look.settings) > 1 else list(look.systems)
     handles = [
-        Line2D([], [], color=look.colour(system), lw=2.2, marker=look.marker(system), ms=4.5)
-        for system in look.systems
-    ]
+        Line2D(
+            [], [], color=look.colour(system, look.settings[0]), lw=2.2, marker=look.marker(system), ms=4.5
+        )
+        for system in systems
+    ]  # fmt: skip
     for setting in look.settings:
         style = look.setting(setting)
+        colour = look.colour(look.systems[0], setting) if one_system else "#444444"
         handles.append(
-            Line2D(
-                [], [], color="#444444", ls=style.linestyle, lw=style.linewidth, alpha=style.alpha
-            )
+            Line2D([], [], color=colour, ls=style.linestyle, lw=style.linewidth, alpha=style.alpha)
             if lines
             else Line2D(
                 [],
                 [],
-                color="#444444",
+                color=colour,
                 ls="",
                 marker="o",
-                mfc="#444444" if style.filled else "white",
+                mfc=colour if style.filled else "white",
             )
         )
-    legend(figure, handles, [*look.systems, *look.settings])
+    legend(figure, handles, [*systems, *look.settings], "" if systems else look.systems[0])
 
 
-def legend(figure: Figure, handles: Sequence, labels: Sequence[str]) -> None:
+def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str = "") -> None:
     """Put a legend above the panels, in as many columns as fit."""
     longest = max(map(len, labels), default=1)
     columns = max(1, min(len(labels), int(WIDTH / (0.55 + 0.075 * longest))))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.8)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=columns,
+        handlelength=2.8,
+        title=title or None,
+    )
 
 
 def source_line(figure: Figure, text: str) -> None:

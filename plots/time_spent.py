@@ -43,7 +43,7 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
     """
     with mpl.rc_context(style.RC):
         environments = sorted(times["env_id"].unique())
-        rows = [(system, setting) for system in look.systems for setting in look.settings]
+        rows = style.rows_of(times, look)
         figure, axes = style.panels(len(environments), height=0.8 + 0.36 * len(rows))
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             for row in times[times["env_id"] == env_id].itertuples():

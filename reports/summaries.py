@@ -164,10 +164,11 @@ def _rollouts_per_actor(hyperparameters: object) -> float:
 
 
 def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
-    """Return the parts of the actors' time and of the learner's, either adding up to 1 at most.
+    """Return the parts of the actors' time and of the learner's, either adding up to 1 with one learner.
 
     What an actor does in a rollout besides waiting for actions and for environments is its own
-    work: storing what it saw.
+    work: storing what it saw. With several learner threads, one may wait while another learns, so that
+    the learner's parts can be more than 1.
     """
     waiting = spent["for_parameters"] + spent["for_room"]
     actor = spent["environment"] + spent["inference"] + waiting

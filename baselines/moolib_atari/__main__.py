@@ -8,20 +8,26 @@ import torch
 
 from baselines import run_log
 from baselines.moolib_atari.experiment import CHECKPOINT
-from baselines.moolib_atari.launch import Broker, Recorder, train_under_torchrun
+from baselines.moolib_atari.launch import (
+    Broker,
+    PeerFailed,
+    find_torchrun,
+    train_under_torchrun,
+)
 from baselines.moolib_atari.options import (
     HARDWARE,
     NOT_HYPERPARAMETERS,
     Args,
     Plan,
-    Torchrun,
     prepare,
 )
+from baselines.moolib_atari.recorder import Recorder
 from baselines.run_log import RunLog
 from cleanba.command_line import run_command_line
+from cleanba.record import read_run
 
 
-def begin_log(plan: Plan, resume: bool) -> RunLog:
+def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder]:
     """Begin the record of a run, or go on with it from its checkpoint."""
     args = plan.args
     resume_at = None
@@ -37,7 +43,7 @@ def begin_log(plan: Plan, resume: bool) -> RunLog:
     use_cuda = not args.disable_cuda and torch.cuda.is_available()
     hardware = {name: getattr(args, name) for name in HARDWARE}
     hardware |= run_log.describe_device(torch.device("cuda" if use_cuda else "cpu"))
-    return RunLog(
+    log = RunLog(
         plan.run,
         hyperparameters,
         hardware,
@@ -46,17 +52,22 @@ def begin_log(plan: Plan, resume: bool) -> RunLog:
         progress=args.progress,
         resume_at=resume_at,
     )
+    if resume_at is None:
+        return log, Recorder(log)
+    last_rollouts: dict[int, int] = {}
+    for row in read_run(plan.run.directory).lines("rollouts"):
+        last_rollouts[row["actor"]] = max(row["rollout"], last_rollouts.get(row["actor"], 0))
+    return log, Recorder(log, resume_at[0], last_rollouts)
 
 
 def main(args: Args) -> None:
     """Check the options, train, and record it."""
-    torchrun = Torchrun.find()
+    torchrun = find_torchrun()
     plan = prepare(args, torchrun)
     if torchrun is not None and torchrun.rank > 0:
         train_under_torchrun(plan, torchrun, None)
         return
-    log = begin_log(plan, resume=torchrun is not None and torchrun.attempt > 0)
-    recorder = Recorder(log)
+    log, recorder = begin_record(plan, resume=torchrun is not None and torchrun.resumes)
     error: BaseException | None = None
     broker = None
     try:
@@ -64,7 +75,9 @@ def main(args: Args) -> None:
             train_under_torchrun(plan, torchrun, recorder)
         else:
             broker = Broker(plan.args, plan.spec, plan.network, plan.run.directory, recorder)
-            broker.run(plan.args.num_peers, plan.args.max_restarts)
+            broker.run()
+        if recorder.steps < plan.args.total_steps:
+            raise PeerFailed("the last peers have ended before they told what they learned")
     except BaseException as caught:
         error = caught
         raise

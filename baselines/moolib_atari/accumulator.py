@@ -9,36 +9,20 @@ at least: with one peer, an action is taken in between, as in moolib.
 
 import contextlib
 import io
-import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
+from torch.distributed import Work
 
-SECONDS_BETWEEN_LOOKS = 0.05  # for a new generation of the group
-CONNECT_TIMEOUT = timedelta(seconds=20)
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a dead peer is noticed long before, by its connection
-
-GENERATION, JOINING = "generation", "joining"
-
+from baselines.moolib_atari.group import Group, PeerLost
 
 State = Mapping[str, np.ndarray]  # what a newcomer is brought up to date with
 
 
-class PeerLost(Exception):
-    """A collective has failed, because a peer is gone."""
-
-
-@contextlib.contextmanager
-def _peer_lost_where_it_fails() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(str(error)) from error
+class StateLost(RuntimeError):
+    """No peer is left that has what the group has learned."""
 
 
 class GradientStats(NamedTuple):
@@ -47,111 +31,6 @@ class GradientStats(NamedTuple):
     num_gradients: int
     num_skipped: int
     batch_size: int
-
-
-class Generation(NamedTuple):
-    """The peers that train together, until one leaves or joins."""
-
-    number: int
-    members: tuple[str, ...]
-
-
-class Group:
-    """A peer's view of the group: who is in it, and its collectives.
-
-    The broker (see launch.py) decides who is in the group, and says so in the store.
-    """
-
-    def __init__(self, store: Store, name: str, device: torch.device):
-        """Ask to be let in.
-
-        Args:
-          store: that all peers and the broker share.
-          name: of this peer.
-          device: of the tensors that are exchanged.
-        """
-        self.name = name
-        self.generation = Generation(0, ())
-        self._store = store
-        self._device = device
-        self._process_group: ProcessGroup | None = None
-        self._last_look = 0.0
-        store.queue_push(JOINING, name)
-
-    def update(self, failed: bool = False) -> bool:
-        """Follow the broker to a new generation of the group.
-
-        Args:
-          failed: whether a collective has failed, so that a new generation is to come.
-
-        Returns:
-          Whether there is one.
-        """
-        now = time.monotonic()
-        if not failed and now - self._last_look < SECONDS_BETWEEN_LOOKS:
-            return False
-        self._last_look = now
-        if not self._store.check([GENERATION]):
-            return False
-        number, members = json.loads(self._store.get(GENERATION))
-        if number == self.generation.number or self.name not in members:
-            return False
-        self.generation = Generation(number, tuple(members))
-        self._process_group = None
-        try:
-            self._process_group = self._connect(PrefixStore(f"group-{number}", self._store))
-        except RuntimeError:
-            return False  # somebody has left since; the broker says who is there now
-        return True
-
-    def _connect(self, store: Store) -> ProcessGroup:
-        rank, size = self.generation.members.index(self.name), len(self.generation.members)
-        if self._device.type == "cuda":
-            from torch.distributed import ProcessGroupNCCL
-
-            return ProcessGroupNCCL(store, rank, size, COLLECTIVE_TIMEOUT)
-        store.set_timeout(CONNECT_TIMEOUT)
-        return ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
-
-    @property
-    def connected(self) -> bool:
-        """Whether this peer is in a group."""
-        return self._process_group is not None
-
-    def leave(self) -> None:
-        """Give up the collectives of this generation, which have failed."""
-        self._process_group = None
-
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
-        """Start to add a tensor up over the peers, in place.
-
-        Raises:
-          PeerLost: here, in `is_done`, and in every other collective, if a peer is gone.
-        """
-        with _peer_lost_where_it_fails():
-            return self._process_group.allreduce([tensor])
-
-    def is_done(self, work: Work) -> bool:
-        """Whether a collective has ended."""
-        alone = len(self.generation.members) == 1  # then there is nothing to wait for but a thread
-        if not (alone or work.is_completed()):
-            return False
-        with _peer_lost_where_it_fails():
-            work.wait()
-        return True
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a small tensor of every peer, in the order of the members [peers, ...]."""
-        outputs = [torch.empty_like(tensor) for _ in self.generation.members]
-        with _peer_lost_where_it_fails():
-            self._process_group.allgather([outputs], [tensor]).wait()
-        return torch.stack(outputs)
-
-    def broadcast(self, tensor: torch.Tensor, source: str) -> None:
-        """Copy a tensor from one peer to all, in place."""
-        root = self.generation.members.index(source)
-        with _peer_lost_where_it_fails():
-            self._process_group.broadcast(tensor, root).wait()
 
 
 class Accumulator:
@@ -166,11 +45,9 @@ class Accumulator:
         """
         self._parameters = list(parameters)
         self._group = group
-        self._size = sum(p.numel() for p in self._parameters)
-        device = self._parameters[0].device
-        # gradients, and behind them what `GradientStats` says; float64 holds both a float and a count
-        self._own = torch.zeros(self._size, device=device)
-        self._own_counts = torch.zeros(3, dtype=torch.int64, device=device)
+        # what has been given since the last step: the sum of gradients, and `GradientStats`
+        self._own = torch.zeros(sum(p.numel() for p in self._parameters), device=group.device)
+        self._own_counts = torch.zeros(3, dtype=torch.int64)
         self._version = 1
         self._virtual_batch_size = 1
         self._leader = ""
@@ -194,6 +71,10 @@ class Accumulator:
     def model_version(self) -> int:
         """Return the version of the model, which every step raises."""
         return self._version
+
+    def generation(self) -> int:
+        """Return the number of the group that this peer is in: gradients do not outlive it."""
+        return self._group.generation.number
 
     def connected(self) -> bool:
         """Whether this peer takes part: it is in a group, and has the group's state."""
@@ -236,11 +117,8 @@ class Accumulator:
 
     def reduce_gradients(self, batch_size: int) -> None:
         """Give the gradients that the parameters have, of a batch; they are zero afterwards."""
-        offset = 0
-        for parameter in self._parameters:
-            flat = self._own[offset : offset + parameter.numel()]
-            flat += parameter.grad.reshape(-1)
-            offset += parameter.numel()
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._parameters])
+        self._own += flat.to(self._own.device)
         self._zero()
         self._give(GradientStats(1, 0, batch_size))
 
@@ -263,8 +141,7 @@ class Accumulator:
 
     def update(self) -> None:
         """See what has come from the other peers. To be called often."""
-        failed = not self._group.connected
-        if self._group.update(failed):
+        if self._group.update():
             self._begin_generation()
         if not self._group.connected:
             return
@@ -278,13 +155,13 @@ class Accumulator:
     def leave(self) -> None:
         """Wait until all peers have made the last step, so that none loses it with this one."""
         if self._group.connected:
-            with self._a_lost_peer_ends_the_generation():
+            with contextlib.suppress(PeerLost):  # then the others make it without
                 self._group.all_gather(torch.tensor([self._version]))
 
     def _give(self, given: GradientStats) -> None:
         if not self.wants_gradients():
             raise RuntimeError("gradients are given only where wants_gradients() says so")
-        self._own_counts += torch.tensor(given, device=self._own_counts.device)
+        self._own_counts += torch.tensor(given)
         if self._counting is None:
             with self._a_lost_peer_ends_the_generation():
                 self._count()
@@ -313,6 +190,7 @@ class Accumulator:
         _, gradients, counts = self._reducing
         self._reducing = None
         self._stats = GradientStats(*counts.tolist())
+        gradients = gradients.to(self._parameters[0].device)
         offset = 0
         for parameter in self._parameters:
             flat = gradients[offset : offset + parameter.numel()]
@@ -322,7 +200,11 @@ class Accumulator:
         self._has_gradients = True
 
     def _begin_generation(self) -> None:
-        """Find the leader, and bring everybody to its state; gradients under way are lost."""
+        """Find the leader, and bring everybody to its state; gradients under way are lost.
+
+        Raises:
+          StateLost: if the group has learned something, and no member has it.
+        """
         self._drop()
         with self._a_lost_peer_ends_the_generation():
             mine = torch.tensor([self._version, int(self._has_state)])
@@ -330,7 +212,9 @@ class Accumulator:
             members = self._group.generation.members
             rows = [(*row, name) for row, name in zip(all_of_them, members, strict=True)]
             # who has a state before who has none, and the newest version
-            version, _, self._leader = max(rows, key=lambda row: (row[1], row[0], row[2]))
+            version, has_state, self._leader = max(rows, key=lambda row: (row[1], row[0], row[2]))
+            if self._group.generation.begun and not has_state:
+                raise StateLost("no peer is left that has what the group has learned")
             someone_behind = any(row[:2] != (version, 1) for row in rows if row[2] != self._leader)
             if self.is_leader():
                 self._has_state = True
@@ -364,4 +248,4 @@ class Accumulator:
             yield
         except PeerLost:
             self._drop()
-            self._group.leave()
+            self._group.give_up()

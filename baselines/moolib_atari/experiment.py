@@ -11,10 +11,11 @@ was always chosen before the learner learned from the unroll before.
 """
 
 import json
+import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +23,15 @@ import numpy as np
 import torch
 from torch.distributed import Store
 
-from baselines.moolib_atari.accumulator import Accumulator, Group
+from baselines.moolib_atari.accumulator import Accumulator
+from baselines.moolib_atari.group import Group
 from baselines.moolib_atari.moolib_transport import MoolibAccumulator
 from baselines.moolib_atari.options import Args
+from baselines.moolib_atari.recorder import LOG
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import fixup_, make_network
 from cleanba.environments import EnvSpec, EpisodeStatistics, env_seeds, make_envs
 
-LOG = "log"  # queue of the store, of what is to be recorded
 CHECKPOINT = "checkpoints/latest.npz"  # in the folder of the record
 
 
@@ -332,68 +334,82 @@ class Peer:
         """Seconds since the run started."""
         return time.time() - self._started
 
-    def run(self, store: Store, stop: Any) -> None:
-        """Train until the group has learned from all steps."""
+    def _make_accumulator(self, store: Store) -> Any:
+        if self._args.transport == "moolib":
+            return MoolibAccumulator(store, self.name, self.state.model)
+        # of peers on this machine, of which two cannot exchange anything on one GPU
+        peers = int(os.environ.get("LOCAL_WORLD_SIZE", self._args.num_peers))
+        own_gpu = self._device.type == "cuda" and torch.cuda.device_count() >= peers
+        device = self._device if own_gpu else torch.device("cpu")
+        return Accumulator(self.state.model.parameters(), Group(store, self.name, device))
+
+    def run(self, store: Store, stop: Callable[[], bool], resume: bool = False) -> None:
+        """Train until the group has learned from all steps.
+
+        Args:
+          store: that all peers share.
+          stop: says whether to end before.
+          resume: go on from the run's latest checkpoint, if there is one.
+        """
         args = self._args
         latest = self._directory / CHECKPOINT
-        if args.transport == "moolib":
-            accumulator = MoolibAccumulator(store, self.name, self.state.model)
-        else:
-            group = Group(store, self.name, self._device)
-            accumulator = Accumulator(self.state.model.parameters(), group)
+        accumulator = self._make_accumulator(store)
         accumulator.set_virtual_batch_size(args.virtual_batch_size)
-        if latest.is_file():
+        if resume and latest.is_file():
             with np.load(latest, allow_pickle=False) as arrays:
                 self.state.load(arrays)
             # where the run is started anew, its clock goes on
             self._started = min(self._started, time.time() - self.state.wall_time)
             accumulator.set_model_version(self.state.version)
-        last_checkpoint = last_history = self.state.train_time
         turns = self._turns()
         last_update = then = self.clock()
+        last_row: tuple[int | None, dict[str, Any]] | None = None
+        told_group: int | None = 0
         while self.state.steps < args.total_steps and not stop():
             accumulator.update()
             if accumulator.wants_state():
                 accumulator.set_state(self.state.save())
             if accumulator.has_new_state():
                 self.state.load(accumulator.state())
+            now = self.clock()
+            seconds, then = now - then, now
             if not accumulator.connected():
                 time.sleep(0.02)
                 continue
-            now = self.clock()
-            self.state.train_time += now - then
-            then = now
+            before, self.state.train_time = self.state.train_time, self.state.train_time + seconds
+            group = accumulator.generation()
             if accumulator.is_leader():
-                if self.state.train_time - last_checkpoint >= args.checkpoint_interval:
-                    last_checkpoint = self.state.train_time
+                if _crosses(args.checkpoint_interval, before, self.state.train_time):
                     self._save(latest)
-                if self.state.train_time - last_history >= args.checkpoint_history_interval:
-                    last_history = self.state.train_time
+                if _crosses(args.checkpoint_history_interval, before, self.state.train_time):
                     self._save(latest.with_name(f"version-{self.state.version}.npz"))
+                if group != told_group and last_row is not None:
+                    # the leader before may have been lost before it told of the last step
+                    self._tell(store, group=last_row[0], update=last_row[1])
+                told_group = group
             if accumulator.has_gradients():
                 stats = accumulator.get_gradient_stats()
                 computed_at = self.state.version
                 rate, norm = self._timed("training_time", self.state.step, stats["batch_size"])
                 accumulator.zero_gradients()
+                now = self.clock()
+                row = {
+                    "version": self.state.version,
+                    "step": self.state.steps,
+                    "wall_time": round(now, 4),
+                    "update_seconds": round(now - last_update, 6),
+                    "learning_rate": rate,
+                    "grad_norm": norm,
+                    "gradient_version": computed_at,
+                    "virtual_batch_size": stats["batch_size"],
+                    "num_gradients": stats["num_gradients"],
+                    "num_skipped": stats["num_skipped"],
+                    **{name: round(value, 6) for name, value in self._times.items()},
+                }
+                self._times = dict.fromkeys(self._times, 0.0)
+                last_update, last_row = now, (group, row)
                 if accumulator.is_leader():
-                    now = self.clock()
-                    times = {name: round(value, 6) for name, value in self._times.items()}
-                    self._times = dict.fromkeys(self._times, 0.0)
-                    row = {
-                        "version": self.state.version,
-                        "step": self.state.steps,
-                        "wall_time": round(now, 4),
-                        "update_seconds": round(now - last_update, 6),
-                        "learning_rate": rate,
-                        "grad_norm": norm,
-                        "gradient_version": computed_at,
-                        "virtual_batch_size": stats["batch_size"],
-                        "num_gradients": stats["num_gradients"],
-                        "num_skipped": stats["num_skipped"],
-                        **times,
-                    }
-                    last_update = now
-                    self._tell(store, update=row)
+                    self._tell(store, group=group, update=row)
             elif not self._batcher.empty() and accumulator.wants_gradients():
                 pieces = self._batcher.get()
                 losses = self._timed(
@@ -404,7 +420,9 @@ class Peer:
                         f"{self.name}: the loss at version {self.state.version} is {losses['loss']}"
                     )
                 rows = describe_pieces(pieces, args.unroll_length, self.state.version)
-                self._tell(store, version=self.state.version, losses=losses, rollouts=rows)
+                self._tell(
+                    store, group=group, version=self.state.version, losses=losses, rollouts=rows
+                )
                 accumulator.reduce_gradients(args.batch_size)
             else:
                 if accumulator.wants_gradients():
@@ -456,7 +474,7 @@ class Peer:
 
     def _tell(self, store: Store, **what: Any) -> None:
         """Have something recorded."""
-        store.queue_push(LOG, json.dumps(what))
+        store.queue_push(LOG, json.dumps({"peer": self.name, **what}))
 
     def _save(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
@@ -464,6 +482,11 @@ class Peer:
         self.state.wall_time = self.clock()
         np.savez(temporary, **self.state.save())
         temporary.replace(path)
+
+
+def _crosses(interval: float, before: float, after: float) -> bool:
+    """Whether a multiple of an interval lies between two times: for every peer at the same ones."""
+    return before // interval < after // interval
 
 
 def ignore_interrupts() -> None:

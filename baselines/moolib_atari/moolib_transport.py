@@ -59,6 +59,9 @@ class MoolibAccumulator:
         self._group.update()
         self._accumulator.update()
 
+    def generation(self) -> None:
+        """Return nothing: moolib does not say which gradients a lost peer takes with it."""
+
     def leave(self) -> None:
         """Nothing to wait for: moolib's peers leave as they like."""
 

@@ -1,6 +1,5 @@
 """The options of moolib's example, the presets of the Cleanba paper, and what is checked of them."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
@@ -71,7 +70,8 @@ class Args:
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's, which is moolib's
     default (appendix D)."""
     transport: Literal["torch", "moolib"] = "torch"
-    """What moves gradients: torch.distributed (gloo, or nccl on GPUs), or the moolib library itself."""
+    """What moves gradients: torch.distributed (gloo, or nccl where each peer has a GPU), or the moolib
+    library itself."""
     max_restarts: int = 0
     """How often a peer that was killed is started again, in all. The others go on without it."""
     checkpoint_interval: float = 600.0
@@ -121,14 +121,7 @@ class Torchrun(NamedTuple):
     rank: int
     world_size: int
     attempt: int  # how often it has started them all again
-
-    @classmethod
-    def find(cls) -> "Torchrun | None":
-        """Return it, where torchrun has started this process."""
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            return None
-        names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-        return cls(*(int(os.environ[name]) for name in names))
+    resumes: bool  # an attempt before has begun the record
 
 
 class Plan(NamedTuple):
@@ -175,8 +168,8 @@ def prepare(args: Args, torchrun: Torchrun | None = None) -> Plan:
             environments,
             overwrite=args.overwrite,
             preprocessing=args.atari_preprocessing,
-            # made by another process of torchrun, or before it started them all again
-            exists=torchrun is not None and torchrun[::2] != (0, 0),
+            # by the first process of torchrun, or before it started them all again
+            exists=torchrun is not None and (torchrun.rank > 0 or torchrun.resumes),
         )
         network = run_log.choose_network(args.network, spec)
     except ValueError as error:

@@ -330,6 +330,67 @@ def test_actors_end_when_the_learner_is_killed(tmp_path):
     assert_gone(actors)
 
 
+SLOW_UPDATE = """
+import json, pathlib, sys, threading, time
+from baselines import monobeast_study as study
+from cleanba.command_line import parse
+import psutil
+
+study.SECONDS_TO_STOP = 0.2
+compute_gradient, entered, left = study.compute_gradient, threading.Event(), threading.Event()
+def slowly(*args):
+    entered.set()
+    left.wait(30)
+    return compute_gradient(*args)
+study.compute_gradient = slowly
+def kill():
+    entered.wait(30)
+    psutil.Process().children()[1].kill()
+threading.Timer(0, kill).start()
+flags = ["--savedir", sys.argv[1], "--env", "CartPole-v1", "--num_actors", "3", "--no-progress"]
+try:
+    study.train(study.prepare(parse(study.Args, flags, "")))
+except study.ActorDied:
+    learners = [t for t in threading.enumerate() if t.name.startswith("learner-")]
+    assert learners, "no update was under way"
+    left.set()
+    for thread in learners:
+        thread.join(30)
+        assert not thread.is_alive()
+"""
+
+
+def test_an_update_that_outlives_its_run_touches_nothing_any_more(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_UPDATE, str(tmp_path)],
+        capture_output=True, text=True, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no error in the thread either
+    record = record_in(tmp_path)
+    assert record.info["status"] == "failed"
+    assert record.lines("updates") == []
+
+
+def test_a_delayed_learner_ends_with_its_actors(tmp_path):
+    process, actors = start(tmp_path, learner_delay_seconds=60, learner_delay="broadcast")
+    os.kill(actors[0].pid, signal.SIGKILL)
+    begin = time.monotonic()
+    process.communicate(timeout=30)
+    assert time.monotonic() - begin < 4  # the threads are woken, not waited for
+    assert record_in(tmp_path).info["status"] == "failed"
+    assert_gone(actors)
+
+
+def test_nobody_needs_to_read_the_lines(tmp_path):
+    words = command(tmp_path)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=120)
+    assert record_in(tmp_path).completed
+
+
 TWENTY_RUNS = """
 import os, pathlib, sys, threading
 from baselines import monobeast_study as study

@@ -1,7 +1,6 @@
 """moolib's architecture: gradients are summed while acting goes on, and peers come and go."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -20,7 +19,9 @@ import torch
 from torch.distributed import TCPStore
 
 from baselines.moolib_atari import experiment, options
-from baselines.moolib_atari.accumulator import GENERATION, JOINING, Accumulator, Group
+from baselines.moolib_atari.accumulator import Accumulator, StateLost
+from baselines.moolib_atari.group import Group, Membership
+from baselines.moolib_atari.recorder import Recorder
 from baselines.torch_networks import make_network
 from cleanba import cleanba_impala, networks
 from cleanba.actor_learner import GroupRollout
@@ -67,6 +68,14 @@ def num_updates(runs_dir):
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
+def last_step(runs_dir):
+    """Steps that a run has learned from; nearly all if it has ended."""
+    paths = list(runs_dir.glob("default/*/updates.jsonl"))
+    return max(
+        (u["step"] for path in paths for u in read_run(path.parent).lines("updates")), default=0
+    )
+
+
 def peers_of(process):
     """The peers of a run, by age: children of the process that forks them."""
     found = []
@@ -92,6 +101,20 @@ def wait_for(process, condition):
 def assert_gone(processes):
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive, [p.cmdline() for p in alive]
+
+
+def assert_accounted(record):
+    """No update is missing, and every rollout is in the step that it is said to be in, once."""
+    updates, rollouts = record.lines("updates"), record.lines("rollouts")
+    assert [u["version"] for u in updates] == list(range(2, len(updates) + 2))
+    steps = {}
+    for r in rollouts:
+        steps[r["learner_version"]] = steps.get(r["learner_version"], 0) + r["steps"]
+    for u in updates:
+        assert steps.pop(u["version"] - 1) == 20 * u["virtual_batch_size"]
+    assert not steps
+    used = [(r["actor"], r["rollout"], r["first_env"]) for r in rollouts]
+    assert len(used) == len(set(used))
 
 
 @pytest.fixture(scope="module")
@@ -176,14 +199,17 @@ def test_one_peer_lags_as_moolib_does(tmp_path, batch_size, expected):
     assert np.mean(differences) == pytest.approx(2 * 16 / batch_size, rel=0.1)
 
 
-@pytest.mark.parametrize("victim", ["leader", "follower"])
-def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim):
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [("leader", signal.SIGKILL), ("follower", signal.SIGKILL), ("follower", signal.SIGTERM)],
+)
+def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim, how):
     process, peers = start(tmp_path, 3, max_restarts=1)
     try:
         assert len(peers) == 3
         # of peers with one version, the one with the last name leads
         killed = peers[-1] if victim == "leader" else peers[0]
-        killed.kill()
+        killed.send_signal(how)
         wait_for(process, lambda: len(peers_of(process)) == 3 and killed not in peers_of(process))
         newcomer = peers_of(process)[-1]
         before = num_updates(tmp_path)
@@ -193,13 +219,12 @@ def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim):
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=60)
     assert re.search(
-        r"peer-\d \(process \d+\) was ended by SIGKILL\npeer-\d is started again", printed
+        rf"peer-\d \(process \d+\) was ended by {how.name}\npeer-\d is started again", printed
     )
     assert process.returncode == 130, errors
     record = record_in(tmp_path)
     assert record.info["status"] == "interrupted"
-    versions = [u["version"] for u in record.lines("updates")]
-    assert versions == sorted(versions)
+    assert_accounted(record)
     actors = {r["actor"] for r in record.lines("rollouts")[-200:]}
     assert actors == set(range(6))  # all three peers, the newcomer too
     assert_gone(peers)
@@ -228,8 +253,79 @@ def test_under_torchrun_a_killed_peer_brings_all_back_to_the_checkpoint(tmp_path
     assert updates[-1]["step"] >= 150_000 > updates[-2]["step"]
 
 
+def test_under_torchrun_a_run_of_the_same_name_is_left_alone(tmp_path):
+    """A process that fails at once is started again by torchrun, and is not to take a record for its own."""
+    run(tmp_path, num_peers=2, total_steps=2_000)
+    record = record_in(tmp_path)
+    before = {p: p.read_bytes() for p in record.path.rglob("*") if p.is_file()}
+    words = [
+        f"--{n}={v}" for n, v in (SMALL | {"total-steps": 4_000, "runs-dir": tmp_path}).items()
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, "--max-restarts=1", "-m", "baselines.moolib_atari", *words],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.count("already holds a run") == 2
+    assert {p: p.read_bytes() for p in record.path.rglob("*") if p.is_file()} == before
+
+
+def test_what_cannot_be_recorded_ends_the_run(tmp_path):
+    """Under torchrun, where a peer records beside learning."""
+    planted = "from baselines import run_log; run_log.RunLog.write = lambda *_: 1 / 0;"
+    main = "import runpy; runpy.run_module('baselines.moolib_atari', run_name='__main__')"
+    script = tmp_path / "planted.py"
+    script.write_text(f"{planted}\n{main}\n")
+    words = [f"--{n}={v}" for n, v in (SMALL | {"runs-dir": tmp_path / "runs"}).items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(script), *words], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stderr
+    assert record_in(tmp_path / "runs").info["status"] == "failed"
+
+
+def test_a_peer_that_is_killed_as_the_others_finish_does_not_keep_the_run(tmp_path):
+    """It is started again, but there is nothing left to do; whichever of the two comes first."""
+    for number in range(4):
+        runs_dir = tmp_path / str(number)
+        words = command(runs_dir, num_peers=3, total_steps=40_000, max_restarts=9)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        share = (0.5, 0.8, 0.9, 0.97)[number]
+        wait_for(process, lambda d=runs_dir, s=share: last_step(d) > s * 40_000)
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            peers_of(process)[0].kill()
+        _, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+        record = record_in(runs_dir)
+        assert record.completed
+        assert_accounted(record)
+        assert record.lines("updates")[-1]["step"] >= 40_000
+
+
+def test_a_new_leader_s_first_update_is_about_itself_alone(tmp_path):
+    process, peers = start(tmp_path, 3)
+    try:
+        peers[-1].kill()
+        before = num_updates(tmp_path)
+        wait_for(process, lambda: num_updates(tmp_path) > before + 50)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    record = record_in(tmp_path)
+    assert_accounted(record)
+    for u in record.lines("updates"):
+        busy = u["env_time"] + u["inference_time"] + u["training_time"]
+        assert busy <= u["update_seconds"] + 1e-3
+    # all of the time between two updates, but for the seconds without a leader
+    total = sum(u["update_seconds"] for u in record.lines("updates"))
+    assert total <= record.lines("updates")[-1]["wall_time"] + 1e-3
+
+
 def test_a_run_whose_only_peer_is_killed_fails_and_names_it(tmp_path):
-    process, peers = start(tmp_path, 1)
+    process, peers = start(tmp_path, 1, max_restarts=1)
     peers[0].kill()
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -338,18 +434,21 @@ def test_gradients_agree_with_the_jax_impala(name):
 class Cohort:
     """Accumulators of several peers in threads, as a broker would see them."""
 
-    def __init__(self, versions, virtual_batch_size):
+    def __init__(self, versions, virtual_batch_size, begun=False):
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.models = [torch.nn.Linear(2, 1, bias=False) for _ in versions]
-        self.peers = []
+        self.peers, self.groups = [], []
         for index, (model, version) in enumerate(zip(self.models, versions, strict=True)):
             client = TCPStore("127.0.0.1", self.store.port, is_master=False)
-            peer = Accumulator(model.parameters(), Group(client, f"peer-{index}", CPU))
+            group = Group(client, f"peer-{index}", CPU)
+            peer = Accumulator(model.parameters(), group)
             peer.set_virtual_batch_size(virtual_batch_size)
             peer.set_model_version(version)
             self.peers.append(peer)
-        names = sorted(self.store.queue_pop(JOINING).decode() for _ in versions)
-        self.store.set(GENERATION, json.dumps([1, names]))
+            self.groups.append(group)
+        self.membership = Membership(self.store)
+        assert sorted(self.membership.look()) == [peer.name for peer in self.groups]
+        self.membership.publish(begun=begun)
 
     def everywhere(self, function):
         """Call a function of (index, peer) in a thread of each peer; return what it gave."""
@@ -391,6 +490,94 @@ def test_newcomers_get_the_state_of_the_peer_that_is_furthest():
     assert [peer.model_version() for peer in cohort.peers] == [7, 7, 7]
     assert states[1] is None
     assert [int(states[i]["who"]) for i in (0, 2)] == [1, 1]
+
+
+def test_peers_whose_group_fails_without_a_death_get_another():
+    cohort = Cohort(versions=(1, 1), virtual_batch_size=1)
+    (first, second), groups = cohort.peers, cohort.groups
+
+    def join(_, peer):
+        deadline = time.monotonic() + 20
+        while not peer.connected():
+            peer.update()
+            if peer.wants_state():
+                peer.set_state({"x": np.zeros(1)})
+            peer.state()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    cohort.everywhere(join)
+    for group in groups:
+        group.give_up()  # as if a connection had failed
+    assert not first.connected()
+    assert not second.connected()
+    assert cohort.membership.look() == []
+    cohort.membership.publish(begun=True)
+    assert (
+        not first.connected()
+    )  # not at once: perhaps one of them has died, which comes to light soon
+    time.sleep(1.1)
+    cohort.membership.publish(begun=True)
+    cohort.everywhere(join)
+    assert [g.generation.number for g in groups] == [2, 2]
+    groups[0].give_up()
+    groups[0].generation = groups[0].generation._replace(number=1)
+    groups[0].give_up()  # a complaint about an old group is no reason for another
+    cohort.membership.look()
+    cohort.membership.remove("peer-0", regroup=False)
+    assert cohort.membership.look() == []
+
+
+def test_without_the_state_of_the_group_nobody_can_go_on():
+    cohort = Cohort(versions=(1, 1), virtual_batch_size=1, begun=True)
+
+    def join(_, peer):
+        with pytest.raises(StateLost, match="no peer is left"):
+            until(peer, peer.connected)
+
+    cohort.everywhere(join)
+
+
+class Log:
+    """What a `RunLog` is told."""
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, update, rollouts, episodes):
+        self.written.append((update, rollouts, episodes))
+
+
+def gradient(version, group, *rollouts, actor=0, loss=1.0):
+    rows = [{"actor": actor, "rollout": number} for number in rollouts]
+    return {"version": version, "group": group, "losses": {"loss": loss}, "rollouts": rows}
+
+
+def step(version, group):
+    update = {"version": version, "gradient_version": version - 1, "step": 10 * version}
+    return {"group": group, "update": update}
+
+
+def test_rollouts_are_recorded_with_the_step_that_learned_from_them_or_counted_as_lost():
+    log = Log()
+    recorder = Recorder(log)
+    recorder.hear(gradient(1, 1, 1, loss=1.0))
+    recorder.hear(gradient(1, 1, 1, 2, actor=2, loss=3.0))
+    recorder.hear(step(2, 1))
+    recorder.hear(gradient(2, 1, 2))  # a peer is lost, and this with it
+    recorder.hear(step(2, 1))  # a new leader says again what the last one may not have said
+    recorder.hear(gradient(2, 2, 3))
+    recorder.hear(step(3, 2))
+    recorder.hear(gradient(2, 2, 4))  # overtaken by the step
+    recorder.hear(gradient(2, 1, 5))  # and one more that was lost
+    recorder.restarted([0])
+    recorder.hear(gradient(3, 2, 1))
+    recorder.hear(step(4, 2))
+    numbers = [[(r["actor"], r["rollout"]) for r in rows] for _, rows, _ in log.written]
+    assert numbers == [[(0, 1), (2, 1), (2, 2)], [(0, 3)], [(0, 4), (0, 6)]]
+    assert [update["num_lost"] for update, *_ in log.written] == [0, 1, 1]
+    assert [update["loss"] for update, *_ in log.written] == [2.0, 1.0, 1.0]
+    assert recorder.steps == 40
 
 
 def test_a_step_is_the_mean_of_what_was_given_once_the_virtual_batch_is_reached():
@@ -519,9 +706,37 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, flags, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_runs_that_end_badly_no_shared_memory_is_left(tmp_path):
+def test_after_20_runs_no_process_is_left_and_no_shared_memory(tmp_path):
     before = sorted(os.listdir("/dev/shm"))
-    run(tmp_path / "a", total_steps=2_000)
-    run(tmp_path / "b", code=1, learning_rate=1e30, total_steps=100_000)
+    ends = {"completes": ["completed"], "fails": ["failed"], "peer is killed": ["completed"],
+            "all are killed": ["failed"], "is interrupted": ["interrupted"]}  # fmt: skip
+    for number in range(20):
+        kind = list(ends)[number % 5]
+        flags = {"total_steps": 1_000_000} if kind not in ("completes", "peer is killed") else {}
+        if kind == "fails":
+            flags["learning_rate"] = 1e30
+        words = command(tmp_path, **{"num_peers": 2, "total_steps": 10_000, "seed": number} | flags)
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        (folder,) = [tmp_path / "default" / f"moolib__peers2-envs32__CartPole-v1__s{number}"]
+        family = [psutil.Process(process.pid)]
+
+        def learning(folder=folder, family=family, process=process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family += psutil.Process(process.pid).children(recursive=True)
+            path = folder / "updates.jsonl"
+            return (path.is_file() and path.stat().st_size) or process.poll() is not None
+
+        deadline = time.monotonic() + 60
+        while not learning():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if kind in ("peer is killed", "all are killed"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for peer in peers_of(process)[: 1 if kind == "peer is killed" else 2]:
+                    peer.kill()
+        elif kind == "is interrupted":
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert read_run(folder).info["status"] in ends[kind], kind
+        assert_gone(set(family))
     assert sorted(os.listdir("/dev/shm")) == before
-    assert "already holds a run" in run(tmp_path / "a", code=2, total_steps=2_000).stderr

@@ -1,3 +1,5 @@
+import tomllib
+
 import pytest
 
 from experiments import systems
@@ -77,7 +79,7 @@ def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
 
 
 def test_the_paper_s_lag_study_is_the_command_lines_of_appendix_g(tmp_path):
-    study = load_study(find_study("monobeast_lag_paper"))
+    study = load_study(find_study("monobeast_lag"), "paper")
     assert len(study.runs) == 3 * 10
     commands = {r.setting.name: " ".join(systems.command(r, tmp_path)[2:]) for r in study.runs}
     for name, actors in (("control", 80), ("delayed", 80), ("half-actors", 40)):
@@ -130,9 +132,43 @@ def test_an_unknown_study_or_system_names_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("name", study_names())
 def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
-    study = load_study(find_study(name))
-    systems.check_systems(study.runs)
-    assert study.runs
+    path = find_study(name)
+    for preset in tomllib.loads(path.read_text()).get("presets", {"cpu": {}}):
+        study = load_study(path, preset)
+        systems.check_systems(study.runs)
+        assert study.runs
+        assert study.minutes is not None or preset != "cpu", "how long do two cores take?"
+
+
+def test_presets_are_sizes_of_one_study_kept_in_folders_of_their_own(tmp_path):
+    runs = STUDY[STUDY.index("[[runs]]") :]
+    text = STUDY[: STUDY.index("[[runs]]")]
+    text += "[presets.cpu]\nminutes = 3\n" + runs.replace("runs", "presets.cpu.runs", 1).replace(
+        "[runs.", "[presets.cpu.runs."
+    )
+    text += """
+[presets.paper.settings.one]
+num_actor_threads = 9
+actor_device_ids = [0]
+learner_device_ids = [0, 1]
+host_devices = 0
+cores = 2
+"""
+    text += runs.replace("runs", "presets.paper.runs", 1).replace("[runs.", "[presets.paper.runs.")
+    small = load(tmp_path, text)
+    assert (small.name, small.preset, small.minutes) == ("mine", "cpu", 3)
+    paper = load_study(tmp_path / "mine.toml", "paper")
+    assert (paper.name, paper.preset, paper.minutes) == ("mine-paper", "paper", None)
+    assert {run.study for run in paper.runs} == {"mine-paper"}
+    assert [one.runs[0].setting.num_actor_threads for one in (small, paper)] == [1, 9]
+    with pytest.raises(StudyError, match="no preset 'huge'; it has cpu, paper"):
+        load_study(tmp_path / "mine.toml", "huge")
+    for name, preset in (("mine", "cpu"), ("mine-paper", "paper")):
+        (tmp_path / name).mkdir()
+        copy = tmp_path / name / "study.toml"
+        copy.write_text(text)
+        assert load_study(copy).preset == preset
+        assert load_study(copy).name == name
 
 
 def test_the_quickstart_study_compares_what_it_says():

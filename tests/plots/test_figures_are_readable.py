@@ -99,14 +99,18 @@ def test_a_system_has_the_same_colour_on_every_figure(draw, look):
         labels = [text.get_text() for text in handles.get_texts()]
         for label, line in zip(labels, handles.get_lines(), strict=True):
             if label in look.systems:
-                assert line.get_color() == look.colour(label)
+                assert line.get_color() == look.colour(label, look.settings[0])
     bars = {patch.get_facecolor() for panel in draw["speed"]().axes for patch in panel.patches}
-    assert bars == {mpl.colors.to_rgba(look.colour(system)) for system in look.systems}
+    assert bars == {
+        mpl.colors.to_rgba(look.colour(system, look.settings[0])) for system in look.systems
+    }
 
 
 def test_curves_of_two_settings_that_agree_are_both_visible(draw, look):
     panel = draw["steps"]().axes[0]
-    lines = [line for line in panel.lines if line.get_color() == look.colour("cleanba_ppo")]
+    lines = [
+        line for line in panel.lines if line.get_color() == look.colour("cleanba_ppo", "a0-l0-t1")
+    ]
     assert len(lines) == 2
     first, second = sorted(lines, key=lambda line: line.get_zorder() or panel.lines.index(line))
     assert np.array_equal(first.get_ydata(), second.get_ydata(), equal_nan=True)
@@ -168,3 +172,27 @@ def to_lab(linear):
     )
     x, y, z = np.cbrt(np.maximum(linear @ to_xyz.T / [0.9505, 1.0, 1.089], 0.008856)).T
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
+def test_of_one_system_the_settings_have_colours(tables):
+    only = summaries.of_runs(
+        tables, tables.runs["run"][(tables.runs["system"] == "cleanba_ppo").to_numpy(bool)]
+    )
+    look = style.look_of(only.runs["system"], only.runs["setting"])
+    figure = learning_curves.draw(summaries.learning_curves(only, "step"), "step", look, SOURCE)
+    colours = {line.get_color() for panel in figure.axes for line in panel.lines}
+    assert len(colours) == len(look.settings) == 2
+    legend = figure.legends[0]
+    assert legend.get_title().get_text() == "cleanba_ppo"
+    assert [line.get_color() for line in legend.get_lines()] == [
+        look.colour("cleanba_ppo", setting) for setting in look.settings
+    ]
+
+
+def test_pairs_of_system_and_setting_without_runs_have_no_row(tables, look):
+    lags = summaries.lag_table(tables)
+    lags = lags[(lags["system"] != "cleanba_ppo") | (lags["setting"] == "a0-l0-t1")]
+    figure = policy_lag.draw(lags, look, SOURCE)
+    labels = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    assert len(labels) == 7
+    assert "cleanba_ppo\na0-l0,1-t2" not in labels
