@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -90,6 +91,20 @@ def _on_sigterm(signum: int, frame: Any) -> None:
     raise SystemExit(128 + signum)
 
 
+def _deliver_again(ignored: Any) -> None:
+    """Send a signal again whose exception was raised where Python ignores exceptions.
+
+    Such a place is a callback of the garbage collector, and jax has one: a signal that arrives there would
+    end nothing. (A hook of `sys.unraisablehook`; what is raised in it is ignored too, hence a moment later.)
+    """
+    sys.__unraisablehook__(ignored)
+    number = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(ignored.exc_type)
+    if number is not None:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+
 def run_command_line(
     args_class: Callable[..., Args], main: Callable[[Args], None], description: str
 ) -> None:
@@ -101,6 +116,7 @@ def run_command_line(
       description: text of `--help`.
     """
     signal.signal(signal.SIGTERM, _on_sigterm)
+    sys.unraisablehook = _deliver_again
     # Shells start background jobs with SIGINT ignored; a launcher's SIGINT is to be heard there too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 0
