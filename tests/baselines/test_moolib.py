@@ -305,6 +305,34 @@ def test_a_peer_that_is_killed_as_the_others_finish_does_not_keep_the_run(tmp_pa
         assert record.lines("updates")[-1]["step"] >= 40_000
 
 
+DIES_BEFORE_IT_TELLS = """
+import os, runpy
+from baselines.moolib_atari import experiment
+tell = experiment.Peer._tell
+def tell_or_die(self, store, **what):
+    if self.name == "peer-1" and what.get("update", {}).get("version") == 20:
+        os.kill(os.getpid(), 9)
+    tell(self, store, **what)
+experiment.Peer._tell = tell_or_die
+if __name__ == "__main__":
+    runpy.run_module("baselines.moolib_atari", run_name="__main__")
+"""
+
+
+def test_a_step_that_a_dead_leader_did_not_tell_of_is_recorded_all_the_same(tmp_path):
+    script = tmp_path / "planted.py"
+    script.write_text(DIES_BEFORE_IT_TELLS)
+    words = command(tmp_path, num_peers=2, total_steps=20_000)
+    words[1:3] = [str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "peer-1 (process" in done.stdout  # the one that led
+    record = record_in(tmp_path)
+    assert_accounted(record)
+    assert record.lines("updates")[-1]["step"] >= 20_000
+
+
 def test_a_new_leader_s_first_update_is_about_itself_alone(tmp_path):
     process, peers = start(tmp_path, 3)
     try:
