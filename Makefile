@@ -6,14 +6,19 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Where torch's build for CPUs is: the one on PyPI brings several GB of CUDA packages.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# make study ... RETRY=1 runs failed and interrupted runs again, and deletes what they left
-LAUNCH_FLAGS := $(if $(RETRY),--retry)
+# make study ... RETRY=1 runs failed runs again, and deletes what they left
+LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
+PRESET ?= cpu
+SOURCE ?= runs
+# the folder of a study's records and report: base, base-paper
+FOLDER = $(STUDY)$(if $(filter-out cpu,$(PRESET)),-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart study report lag certify replay test lint format bench
+FIGURES := fig2 fig3 fig4 fig5 fig6 fig7
+.PHONY: help setup quickstart study report $(FIGURES) lag certify replay test lint format bench
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed (or say make PYTHON=...)"; exit 2; }
@@ -29,11 +34,17 @@ quickstart: .venv/installed ## train the quickstart study, and write reports/qui
 	@$(MAKE) --no-print-directory study STUDY=quickstart
 	@$(MAKE) --no-print-directory report STUDY=quickstart
 
-study: .venv/installed ## run a study: STUDY=quickstart [RETRY=1] [RUNS=runs]
-	$(BIN)/python -m experiments.launch $(STUDY) --runs-dir $(RUNS) $(LAUNCH_FLAGS)
+study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1] [RETRY=1] [RUNS=runs]
+	$(BIN)/python -m experiments.launch $(STUDY) --preset $(PRESET) --runs-dir $(RUNS) $(LAUNCH_FLAGS)
 
-report: .venv/installed ## write the report of a study: STUDY=quickstart [RUNS=runs]
-	$(BIN)/python -m reports.build $(STUDY) --runs $(RUNS)/$(STUDY) --out reports/$(STUDY)
+report: .venv/installed ## write the report of a study: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
+	$(BIN)/python -m reports.build $(FOLDER) --runs $(RUNS)/$(FOLDER) --out reports/$(FOLDER)
+
+# figures of the paper, from runs or from published data
+fig2 fig3 fig4 fig5 fig6 fig7: .venv/installed
+	$(BIN)/python -m reports.paper $@ --runs $(RUNS) --preset $(PRESET) --source $(SOURCE) $(if $(PUBLISHED),--published $(PUBLISHED))
+
+fig3 : ## draw a figure of the paper (fig2 to fig7) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
 
 lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
 	$(BIN)/python -m analysis lag $(RUN)

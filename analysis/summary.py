@@ -171,7 +171,7 @@ def profiles(
       seed: of the draws.
 
     Returns:
-      system, setting, tau, value (share of runs above tau), low, high.
+      system, setting, tau, value (share of runs above tau), low, high, runs.
     """
     frames = []
     for (system, setting), group in _systems(scores):
@@ -198,8 +198,9 @@ def profiles(
                     "value": value,
                     "low": band[0],
                     "high": band[1],
+                    "runs": sum(sizes),
                 }
             )
         )
-    columns = ["system", "setting", "tau", "value", "low", "high"]
+    columns = ["system", "setting", "tau", "value", "low", "high", "runs"]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)

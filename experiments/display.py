@@ -141,8 +141,8 @@ def show_plan(
     say("")
     show_problems(console, study, statuses, runs_dir)
     for run in runs:
-        again = statuses[run.name].state is not State.TO_DO
-        say(shlex.join(["python", *systems.command(run, runs_dir, overwrite=again)[1:]]))
+        again = state.how_again(statuses[run.name])
+        say(shlex.join(["python", *systems.command(run, runs_dir, again)[1:]]))
     say(f"\n{plan_line(study, runs)}; nothing was started (--dry-run)")
 
 
@@ -170,9 +170,11 @@ def show_result(
     show_problems(console, study, statuses, runs_dir)
     states = {status.state for status in statuses.values()}
     if stopped:
-        say("stopped: the same command goes on with the runs that were not started yet")
-    if states & {State.FAILED, State.INTERRUPTED}:
-        say("--retry runs what failed or was interrupted again, deleting what it left behind")
+        say("stopped: the same command goes on with what is left")
+    elif State.INTERRUPTED in states:
+        say("the same command goes on with what was interrupted")
+    if State.FAILED in states:
+        say("--retry runs what failed again, deleting what it left behind")
     if State.CHANGED in states:
         say("runs of another command are kept: use another --runs-dir, or move them away")
 

@@ -1,7 +1,8 @@
 """Runs a study: `python -m experiments.launch quickstart`.
 
 Each run is a process of its own, pinned to the CPU cores of its hardware setting; several work at
-once when the cores allow. Completed runs are kept: started again, the launcher does what is left.
+once when the cores allow. Completed runs are kept: started again, the launcher does what is left, and
+goes on with what was interrupted (from a checkpoint, for systems that make some; others begin again).
 """
 
 import argparse
@@ -69,8 +70,8 @@ def inspect_all(study: Study, runs_dir: Path, locked: bool = False) -> dict[str,
 
 
 def to_start(study: Study, statuses: Mapping[str, Status], retry: bool) -> list[PlannedRun]:
-    """Return the runs that are to be started: what was never tried, and on request what failed."""
-    wanted = {State.TO_DO, *((State.FAILED, State.INTERRUPTED) if retry else ())}
+    """Return the runs to start: what was not tried or was interrupted, and on request what failed."""
+    wanted = {State.TO_DO, State.INTERRUPTED, *([State.FAILED] if retry else [])}
     return [run for run in study.runs if statuses[run.name].state in wanted]
 
 
@@ -89,7 +90,7 @@ def run_study(
       console: where to show it.
       study: the study.
       runs_dir: folder of all studies' records.
-      retry: whether to run again what failed or was interrupted.
+      retry: whether to run again what failed.
       at_once: never run more than this at once; None lets the cores decide.
       lock: descriptor of the study's lock, which the runs inherit.
       stopped: becomes non-empty when the launcher is to stop.
@@ -103,7 +104,7 @@ def run_study(
     jobs = [
         pool.Job(
             name=name,
-            command=systems.command(run, runs_dir, statuses[name].state is not State.TO_DO),
+            command=systems.command(run, runs_dir, state.how_again(statuses[name])),
             log=state.log_file(run, runs_dir),
             cores=run.setting.cores,
         )
@@ -155,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="run again what failed or was interrupted, deleting what it left behind",
+        help="run again what failed, deleting what it left behind",
     )
     parser.add_argument(
         "--jobs", type=_positive, help="runs at once (default: as many as the cores allow)"

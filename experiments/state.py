@@ -25,7 +25,7 @@ class State(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    CHANGED = "changed"  # completed, by a command that is not the study's (any more)
+    CHANGED = "changed"  # completed or begun by a command that is not the study's (any more)
 
 
 class Status(NamedTuple):
@@ -34,6 +34,7 @@ class Status(NamedTuple):
     state: State
     note: str = ""
     seconds: float | None = None  # from start to end, of a completed run
+    resumable: bool = False  # of an interrupted run: it made checkpoints
 
 
 def study_dir(run: PlannedRun, runs_dir: Path) -> Path:
@@ -99,11 +100,12 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
         if not log.exists() or _was_stopped(log):
             return Status(State.TO_DO)
         return Status(State.FAILED, last_words(log))
+    planned = record.redact_command(systems.command(run, runs_dir))
+    script = systems.SYSTEMS[run.system].script
+    same = systems.same_run(info.get("command") or [], planned, script)
     match info["status"]:
         case "completed":
-            planned = record.redact_command(systems.command(run, runs_dir))
-            script = systems.SYSTEMS[run.system].script
-            if not systems.same_run(info.get("command") or [], planned, script):
+            if not same:
                 return Status(State.CHANGED, "completed earlier, with another command")
             return Status(State.COMPLETED, seconds=_seconds(info))
         case "failed":
@@ -111,9 +113,21 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
         case "running" if locked:
             return Status(State.RUNNING)
         case "running":
-            return Status(State.INTERRUPTED, "killed before it could end its record")
+            note = "killed before it could end its record"
         case _:
-            return Status(State.INTERRUPTED, str(info.get("error") or ""))
+            note = str(info.get("error") or "")
+    if not same:
+        return Status(State.CHANGED, "interrupted earlier, with another command")
+    made_checkpoints = bool(info.get("checkpoint_every"))
+    resumable = systems.SYSTEMS[run.system].checkpoints is not None and made_checkpoints
+    return Status(State.INTERRUPTED, note, resumable=resumable)
+
+
+def how_again(status: Status) -> str:
+    """Return the flag that says what to do with what an earlier try of a run left, as in `command`."""
+    if status.state is State.TO_DO:
+        return ""
+    return "--resume" if status.resumable else "--overwrite"
 
 
 def last_words(log: Path) -> str:

@@ -35,6 +35,13 @@ one system has is said in its own flags:
 
     [settings.delayed.flags]
     learner_delay_seconds = 1.0
+
+A setting may differ by system, where the same machine is used in another way:
+
+    [settings.workstation.systems.monobeast]
+    num_actor_threads = 80
+
+`env_ids = ["atari57"]` stands for the 57 games of the papers, `atari12` for those of Cleanba's figure 5.
 """
 
 import difflib
@@ -47,9 +54,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cleanba import record
+from experiments.games import ENV_SETS
 
 STUDIES = Path(__file__).parent / "studies"
 DEFAULT_PRESET = "cpu"
+SETTING_FIELDS = {
+    "num_actor_threads": int,
+    "actor_device_ids": list,
+    "learner_device_ids": list,
+    "host_devices": int,
+    "cores": int,
+}
 
 
 class StudyError(Exception):
@@ -167,7 +182,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         own = {"runs": list}
         _check_fields(path, f"the preset {preset!r}", sizes[preset], own, size | {"settings": dict})
     settings = data["settings"] | (sizes[preset].get("settings", {}) if what == "presets" else {})
-    settings = {name: _setting(path, name, fields) for name, fields in settings.items()}
+    settings = {name: _settings(path, name, fields) for name, fields in settings.items()}
     name = path.stem if preset == DEFAULT_PRESET else f"{path.stem}-{preset}"
     name = folder if copy else name
     blocks = sizes[preset]["runs"]
@@ -181,22 +196,21 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     return Study(name, title, question, runs, preset, sizes[preset].get("minutes"))
 
 
+def _settings(path: Path, name: str, fields: Any) -> dict[str, Setting]:
+    """Read a hardware setting: by system, for those that have it in a way of their own, and for ''."""
+    fields = dict(fields) if isinstance(fields, dict) else fields
+    own = fields.pop("systems", {}) if isinstance(fields, dict) else {}
+    if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
+        raise StudyError(f"{path.name}: the setting {name!r}: systems must be a table of tables")
+    every = {"": {}, **own}
+    return {system: _setting(path, name, {**fields, **one}) for system, one in every.items()}
+
+
 def _setting(path: Path, name: str, fields: Any) -> Setting:
-    flags = fields.pop("flags", {}) if isinstance(fields, dict) else {}
+    flags = fields.pop("flags", {})
     if not isinstance(flags, dict):
         raise StudyError(f"{path.name}: the setting {name!r}: flags must be a table")
-    _check_fields(
-        path,
-        f"the setting {name!r}",
-        fields,
-        {
-            "num_actor_threads": int,
-            "actor_device_ids": list,
-            "learner_device_ids": list,
-            "host_devices": int,
-            "cores": int,
-        },
-    )
+    _check_fields(path, f"the setting {name!r}", fields, SETTING_FIELDS)
     if fields["cores"] < 1 or fields["num_actor_threads"] < 1:
         raise StudyError(
             f"{path.name}: the setting {name!r} needs at least one core and one thread"
@@ -206,7 +220,7 @@ def _setting(path: Path, name: str, fields: Any) -> Setting:
 
 
 def _block_runs(
-    path: Path, study: str, settings: Mapping[str, Setting], block: Any
+    path: Path, study: str, settings: Mapping[str, Mapping[str, Setting]], block: Any
 ) -> list[PlannedRun]:
     _check_fields(
         path,
@@ -226,12 +240,13 @@ def _block_runs(
         raise StudyError(
             f"{path.name}: a [[runs]] block names the setting {unknown[0]!r}, not defined"
         )
-    axes = itertools.product(block["settings"], block["systems"], block["env_ids"], block["seeds"])
+    env_ids = [env for name in block["env_ids"] for env in ENV_SETS.get(name, (name,))]
+    axes = itertools.product(block["settings"], block["systems"], env_ids, block["seeds"])
     return [
         PlannedRun(
             study=study,
             system=system,
-            setting=settings[setting],
+            setting=settings[setting].get(system, settings[setting][""]),
             env_id=env_id,
             seed=seed,
             total_timesteps=block["total_timesteps"],

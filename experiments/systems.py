@@ -18,15 +18,27 @@ ROOT = Path(__file__).parents[1]
 
 # Flags that say where and how a run is kept, not what it is: two commands that differ in these
 # alone make the same run.
-HOUSEKEEPING = {"--runs-dir": 1, "--overwrite": 0, "--no-progress": 0}
+HOUSEKEEPING = {
+    "--runs-dir": 1, "--overwrite": 0, "--resume": 0, "--checkpoint-every": 1, "--no-progress": 0,
+}  # fmt: skip
+CHECKPOINTS = 10  # of a run, for systems that can go on from one
 
 
 class System(NamedTuple):
-    """One system of a comparison."""
+    """One system of a comparison.
+
+    Attributes:
+      name: in studies and records.
+      script: below the root of the source tree.
+      arguments: turns a planned run into its flags.
+      checkpoints: turns it into the flags that make a run which `--resume` can go on with; None if the
+        system has no such flag: then an interrupted run begins again.
+    """
 
     name: str
-    script: str  # below the root of the source tree
+    script: str
     arguments: Callable[[PlannedRun], list[str]]
+    checkpoints: Callable[[PlannedRun], list[str]] | None = None
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:
@@ -71,6 +83,14 @@ def cleanba_arguments(run: PlannedRun) -> list[str]:
     )
 
 
+def cleanba_checkpoints(run: PlannedRun) -> list[str]:
+    """Return the flag for some checkpoints over a run of the Cleanba trainers."""
+    num_envs, num_steps = (120, 128) if "ppo" in run.system else (128, 20)  # their defaults
+    batch = run.hyperparameters.get("num_envs", num_envs)
+    batch *= run.hyperparameters.get("num_steps", num_steps)
+    return flags({"checkpoint_every": max(1, run.total_timesteps // batch // CHECKPOINTS)})
+
+
 def monobeast_arguments(run: PlannedRun) -> list[str]:
     """Say a run in the flags of monobeast, whose actor threads are processes."""
     return flags(
@@ -106,10 +126,16 @@ def moolib_arguments(run: PlannedRun) -> list[str]:
 SYSTEMS = {
     system.name: system
     for system in (
-        System("cleanba_ppo", "cleanba/cleanba_ppo.py", cleanba_arguments),
-        System("cleanba_ppo-sync", "cleanba/cleanba_ppo.py", cleanba_arguments),
-        System("cleanba_impala", "cleanba/cleanba_impala.py", cleanba_arguments),
-        System("cleanba_impala-sync", "cleanba/cleanba_impala.py", cleanba_arguments),
+        *(
+            System(
+                f"{name}{architecture}",
+                f"cleanba/{name}.py",
+                cleanba_arguments,
+                cleanba_checkpoints,
+            )
+            for name in ("cleanba_ppo", "cleanba_impala")
+            for architecture in ("", "-sync")
+        ),
         System("monobeast", "baselines/monobeast_study.py", monobeast_arguments),
         System("moolib", "baselines/moolib_atari/__main__.py", moolib_arguments),
     )
@@ -130,18 +156,20 @@ def check_systems(runs: Iterable[PlannedRun]) -> None:
             )
 
 
-def command(run: PlannedRun, runs_dir: Path, overwrite: bool = False) -> list[str]:
+def command(run: PlannedRun, runs_dir: Path, again: str = "") -> list[str]:
     """Return the command line of a run.
 
     Args:
       run: the run.
       runs_dir: folder of all studies' records.
-      overwrite: let the run delete what an earlier try left in its folder.
+      again: what to do with what an earlier try left in its folder: `--resume`, `--overwrite`, or nothing,
+        where there is none.
     """
     system = SYSTEMS[run.system]
     script = os.path.relpath(ROOT / system.script)
     words = [sys.executable, script, *system.arguments(run), "--runs-dir", str(runs_dir)]
-    return [*words, "--no-progress", *(["--overwrite"] if overwrite else [])]
+    checkpoints = system.checkpoints(run) if system.checkpoints else []
+    return [*words, *checkpoints, "--no-progress", *([again] if again else [])]
 
 
 def same_run(recorded: list[str], planned: list[str], script: str) -> bool:

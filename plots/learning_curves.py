@@ -3,6 +3,7 @@
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from plots import style
@@ -32,7 +33,7 @@ def draw(
                 here.groupby(["setting", "system"], observed=True),
                 key=lambda item: look.settings.index(item[0][0]),
             ):
-                _draw_curve(panel, curve, system, setting, look)
+                draw_curve(panel, curve, system, setting, look)
             panel.set_title(env_id)
             panel.set_xlabel(AXES[axis])
             panel.set_xlim(left=0)
@@ -44,7 +45,10 @@ def draw(
     return figure
 
 
-def _draw_curve(panel, curve: pd.DataFrame, system: str, setting: str, look) -> None:  # noqa: ANN001
+def draw_curve(
+    panel: Axes, curve: pd.DataFrame, system: str, setting: str, look: style.Look
+) -> None:
+    """Draw one curve with its band (x, value, low, high; NaN without a band)."""
     colour, how = look.colour(system, setting), look.setting(setting)
     x, value, low, high = (curve[name].to_numpy(float) for name in ("x", "value", "low", "high"))
     if np.isfinite(low).any():

@@ -14,6 +14,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
@@ -118,18 +119,20 @@ def setting_order(name: str) -> tuple:
     return (len(name), name)
 
 
-def panels(count: int, height: float, header: float = 0.45) -> tuple[Figure, list[Axes]]:
-    """Make a figure with so many panels, in rows of three.
+def panels(
+    count: int, height: float, header: float = 0.45, per_row: int = PANELS_PER_ROW
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with so many panels.
 
     Args:
       count: number of panels.
       height: of a row, inches.
       header: height for the legend, inches.
+      per_row: panels in a row.
     """
-    columns = min(max(count, 1), PANELS_PER_ROW)
+    columns = min(max(count, 1), per_row)
     rows = -(-max(count, 1) // columns)
-    figure = Figure(figsize=(WIDTH, rows * height + header), dpi=DPI, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.09)  # so that the last tick of a panel has room
+    figure = Figure(figsize=(WIDTH, rows * height + header), dpi=DPI)
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axis in axes[count:]:
         axis.remove()
@@ -180,17 +183,32 @@ def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str 
 
 def source_line(figure: Figure, text: str) -> None:
     """Write the number of seeds and the source of the data below the panels."""
+    text = text.removeprefix(" · ")
     figure.supxlabel(text, fontsize=7, color=GREY, x=0.995, ha="right")
 
 
 def seeds_text(counts: Iterable[int]) -> str:
-    """Say how many seeds a figure shows: `3 seeds`, or `1 to 3 seeds`."""
-    values = sorted(set(int(count) for count in counts))
+    """Say how many seeds a figure shows: `3 seeds`, or `1 to 3 seeds`; '' where that is not known."""
+    values = sorted(set(int(count) for count in counts if pd.notna(count)))
     if not values:
-        return "no seeds"
+        return ""
     low, high = values[0], values[-1]
     word = "seed" if high == 1 else "seeds"
     return f"{high} {word}" if low == high else f"{low} to {high} {word}"
+
+
+def counts_text(counts: Iterable[float]) -> str:
+    """Say of how many runs an aggregate is: `6 runs`, `3 to 6 runs`; '' where that is not known."""
+    values = sorted(set(int(count) for count in counts if pd.notna(count)))
+    if not values:
+        return ""
+    low, high = values[0], values[-1]
+    return f"{high:,} runs" if low == high else f"{low:,} to {high:,} runs"
+
+
+def row_label(system: str, setting: str, look: Look) -> str:
+    """Name a row of a figure: by the system alone, where there is one setting."""
+    return system if len(look.settings) == 1 else f"{system}, {setting}"
 
 
 def thousands(axis: Axes) -> None:
@@ -206,13 +224,17 @@ def short_number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def lay_out(figure: Figure) -> None:
+    """Give all parts of a figure their places: once, since it takes as long as drawing them."""
+    ConstrainedLayoutEngine(w_pad=0.09).execute(figure)  # so that the last tick of a panel has room
+
+
 def save(figure: Figure, folder: Path, name: str) -> Saved:
     """Save a figure as PNG and SVG; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     with mpl.rc_context(RC):
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the layout is done: both files get the same one
+        lay_out(figure)
         figure.savefig(png, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None, "Creator": None})
     width, height = figure.get_size_inches()

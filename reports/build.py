@@ -23,10 +23,20 @@ from analysis.scores import EPISODES
 from analysis.tables import InputError, Tables, concat, quality_frame
 from cleanba.record import find_runs
 from experiments.study import Study, StudyError, load_study, study_names
-from plots import final_scores, learning_curves, policy_lag, speed, style, time_spent
+from plots import (
+    efficiency,
+    final_scores,
+    intervals,
+    learning_curves,
+    policy_lag,
+    speed,
+    style,
+    time_spent,
+)
 from reports import content, render, summaries
 
 PLAIN_WIDTH = 150
+HNS = "normalised score"  # against a human player, or what counts as solved
 
 
 class ReportError(Exception):
@@ -118,6 +128,8 @@ def draw_figures(
     draw = {
         "curves_steps": lambda: learning_curves.draw(found.steps, "step", look, source),
         "curves_time": lambda: learning_curves.draw(found.time, "time", look, source),
+        "aggregates": lambda: intervals.draw(found.aggregates, look, source, HNS),
+        "efficiency": lambda: efficiency.draw(found.efficiency, look, source, HNS),
         "final_scores": lambda: final_scores.draw(found.scores, look, source),
         "speed": lambda: speed.draw(found.speeds, look, source),
         "time_spent": lambda: time_spent.draw(found.times, look, source),
@@ -156,6 +168,7 @@ def page_content(
         "headline": content.headline(done, found),
         "verdicts": content.verdict_grid(found.verdicts),
         "pairs": content.pair_grid(found.pairs),
+        "aggregates": content.aggregate_grid(found.aggregates),
         "scores": content.score_grid(found.scores),
         "speed": content.speed_grid(found.speeds),
         "time": content.time_grid(found.times),

@@ -15,6 +15,7 @@ from analysis.scores import EPISODES, final_scores
 from analysis.tables import Tables
 from cleanba import record
 from plots import style
+from plots.efficiency import METRICS
 from reports import summaries
 from reports.summaries import GROUP, Verdict
 
@@ -56,6 +57,8 @@ class Results(NamedTuple):
     steps: pd.DataFrame  # learning curves against steps
     time: pd.DataFrame  # and against wall time
     scores: pd.DataFrame
+    aggregates: pd.DataFrame  # normalised scores over all environments; none of a single one
+    efficiency: dict[tuple[str, str], pd.DataFrame]  # their curves, by metric and axis
     speeds: pd.DataFrame
     times: pd.DataFrame
     lags: pd.DataFrame
@@ -70,7 +73,10 @@ def results(done: Tables) -> Results:
     """Compute everything that a report shows from the tables of completed runs."""
     pairs = summaries.fingerprints(done)
     changing = summaries.changing(done)
+    several = len(summaries.environments(done)) > 1
     return Results(
+        aggregates=summaries.aggregate_table(done) if several else summaries.aggregate_table(None),
+        efficiency=summaries.efficiency(done) if several else {},
         steps=summaries.learning_curves(done, "step"),
         time=summaries.learning_curves(done, "time"),
         scores=summaries.score_table(done),
@@ -253,6 +259,22 @@ def score_grid(scores: pd.DataFrame) -> Grid:
     return Grid((*NAMES, *columns), frozenset(columns[:3]), rows)
 
 
+def aggregate_grid(aggregates_: pd.DataFrame) -> Grid:
+    """Return one row per system and setting with its normalised scores over all environments."""
+    rows = []
+    for (system, setting), group in aggregates_.groupby(["system", "setting"], sort=False):
+        cells = [Cell(system, system), Cell(setting, setting)]
+        for metric in METRICS:
+            (row,) = group[group["metric"] == metric].itertuples()
+            interval = interval_cell(row.low, row.high).text
+            text = number(row.value) + (f" {interval}" if interval != NOTHING else "")
+            cells.append(Cell(text, row.value))
+        cells += [Cell(str(row.environments), row.environments), Cell(str(row.runs), row.runs)]
+        rows.append(tuple(cells))
+    columns = (*METRICS.values(), "environments", "runs")
+    return Grid(("system", "setting", *columns), frozenset(columns), rows)
+
+
 def speed_grid(speeds: pd.DataFrame) -> Grid:
     """Return one row per system, setting and environment with its speed."""
     rows = [
@@ -422,6 +444,17 @@ def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
             "ends where its first run ends.",
             found.time,
         ),
+        "aggregates": (
+            "Normalised scores over all environments",
+            "Median, interquartile mean, mean and optimality gap (lower is better) of the normalised final "
+            "scores, with 95% stratified bootstrap intervals.",
+            found.aggregates,
+        ),
+        "efficiency": (
+            "Normalised scores against steps and time",
+            f"Median over environments of the mean normalised score, {band}.",
+            pd.concat(found.efficiency.values()) if found.efficiency else pd.DataFrame(),
+        ),
         "final_scores": (
             "Final scores",
             f"Mean return of the last {EPISODES} episodes of training: mean over seeds with its "
@@ -458,10 +491,17 @@ def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
         ),
     }
     return {
-        name: FigureText(name, title, f"{words} {style.seeds_text(frame['runs'])}; {source}.")
+        name: FigureText(name, title, f"{words} {_counts(frame)}; {source}.")
         for name, (title, words, frame) in texts.items()
         if len(frame)
     }
+
+
+def _counts(frame: pd.DataFrame) -> str:
+    """Say of how many seeds a figure is, or of how many runs, where it is over environments."""
+    if "env_id" in frame:
+        return style.seeds_text(frame["runs"])
+    return f"{style.counts_text(frame['runs'])}, {frame['environments'].max()} environments"
 
 
 def summary_sentences(

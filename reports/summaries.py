@@ -3,17 +3,18 @@
 Everything here takes completed runs only; `problems` names what was left out and why.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis import aggregates, bootstrap, quality, reproducibility
-from analysis.curves import curve_table, update_curve_table
+from analysis.curves import aggregate_curve_table, curve_table, update_curve_table
 from analysis.importers.records import SKIPPED_UPDATES
 from analysis.lag import PAPER_CHANGES, lag_distribution, predictions
 from analysis.scores import final_scores
+from analysis.summary import aggregate, aggregate_frame
 from analysis.tables import Tables
 
 GROUP = ["system", "setting", "env_id"]
@@ -101,6 +102,33 @@ def score_table(tables: Tables) -> pd.DataFrame:
         interval = bootstrap.interval(_mean_of(each), [len(each)])
         rows.append((*key, *interval, len(each), tuple(each)))
     return pd.DataFrame(rows, columns=[*GROUP, "value", "low", "high", "runs", "each"])
+
+
+def aggregate_table(tables: Tables | None) -> pd.DataFrame:
+    """Return `analysis.summary.aggregate_frame` of the final scores, of environments with a reference.
+
+    Args:
+      tables: completed runs; None for an empty table.
+    """
+    columns = ["system", "setting", "metric", "value", "low", "high", "runs", "environments"]
+    if tables is None:
+        return pd.DataFrame(columns=columns)
+    frame = aggregate_frame(aggregate(final_scores(tables)))
+    return frame[frame["value"].notna()].reset_index(drop=True) if len(frame) else frame
+
+
+def efficiency(
+    tables: Tables, metrics: Sequence[str] = ("median",)
+) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return `analysis.curves.aggregate_curve_table`, by metric and axis, where it has anything."""
+    curves = {}
+    for axis in ("step", "time"):
+        table = aggregate_curve_table(tables, axis, metrics=metrics)
+        for metric in metrics:
+            one = table[table["metric"] == metric] if len(table) else table
+            if len(one):
+                curves[metric, axis] = one
+    return curves
 
 
 def _mean_of(scores: np.ndarray) -> Callable[[np.ndarray | None], np.ndarray]:

@@ -1,6 +1,7 @@
 """Writes run records like a trainer's, without training: curves, updates and rollouts of a formula.
 
-As a program it takes the flags of the Cleanba trainers, and `--behaviour` for what is to go wrong.
+As a program it takes the flags of the Cleanba trainers; the environment variable SYNTHETIC_BEHAVIOUR says
+what is to go wrong, and SYNTHETIC_FAIL_SEED with which seed alone.
 """
 
 import argparse
@@ -174,13 +175,11 @@ def main():
     parser.add_argument("--total-timesteps", type=int, required=True)
     parser.add_argument("--concurrency", action=argparse.BooleanOptionalAction, required=True)
     parser.add_argument("--overwrite", action="store_true")
-    parser.add_argument("--behaviour", default="complete")
-    parser.add_argument("--fail-seed", type=int)
     options, _ = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"cores {sorted(os.sched_getaffinity(0))}", flush=True)
-    behaviour = options.behaviour
-    if options.fail_seed not in (None, options.seed):
+    behaviour = os.environ.get("SYNTHETIC_BEHAVIOUR", "complete")
+    if os.environ.get("SYNTHETIC_FAIL_SEED", "") not in ("", str(options.seed)):
         behaviour = "complete"
     if behaviour == "late":
         time.sleep(60)

@@ -1,5 +1,7 @@
+import contextlib
 import fcntl
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cleanba import record
@@ -30,7 +33,7 @@ env_ids = ["CartPole-v1"]
 seeds = [1, 2]
 total_timesteps = 2048
 [runs.hyperparameters]
-behaviour = "complete"
+num_envs = 8
 """
 NAMES = [f"cleanba_ppo{a}__one__CartPole-v1__s{s}" for a in ("", "-sync") for s in (1, 2)]
 
@@ -45,13 +48,14 @@ def synthetic(monkeypatch):
 
 
 @pytest.fixture
-def study(tmp_path, synthetic):
-    """Writes the study file with a behaviour, and runs the launcher on it."""
+def study(tmp_path, synthetic, monkeypatch):
+    """Writes the study file, and runs the launcher on it, with runs of some behaviour."""
 
-    def run(*options, behaviour="complete", fail_seed=None, text=STUDY):
+    def run(*options, behaviour="complete", fail_seed="", text=STUDY):
         path = tmp_path / "small.toml"
-        text = text.replace('"complete"', f'"{behaviour}"')
-        path.write_text(text + (f"fail_seed = {fail_seed}\n" if fail_seed else ""))
+        path.write_text(text)
+        monkeypatch.setenv("SYNTHETIC_BEHAVIOUR", behaviour)
+        monkeypatch.setenv("SYNTHETIC_FAIL_SEED", str(fail_seed))
         return launch.main([str(path), "--runs-dir", str(tmp_path / "runs"), *options])
 
     run.folder = tmp_path / "runs" / "small"
@@ -116,7 +120,7 @@ def test_failed_runs_are_tried_again_only_on_request(study, capsys):
     assert study(behaviour="fail", fail_seed=1) == 1
     assert "to run now: 0 runs" in capsys.readouterr().out
     assert record.read_run(study.folder / NAMES[0]).info["started"] == first
-    assert study("--retry") == 1  # what failed is completed now; the other two are of other flags
+    assert study("--retry") == 0
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
     log = (study.folder / "logs" / f"{NAMES[0]}.log").read_text()
     assert log.count("# ") == 2  # the log of the first try is kept
@@ -135,8 +139,18 @@ def test_a_killed_run_is_not_taken_for_a_completed_one(study, capsys):
     out = capsys.readouterr().out
     assert f"interrupted: {NAMES[1]}: killed before it could end its record" in out
     assert "2 of 4 runs completed" in out
-    assert study("--retry", behaviour="killed") == 1
-    assert study("--retry") == 1
+    assert study(behaviour="killed", fail_seed=2) == 1  # it is tried again, and killed again
+    assert study() == 0
+
+
+def test_what_another_command_has_left_unfinished_is_not_deleted(study, capsys):
+    assert study(behaviour="killed") == 1
+    before = {path: path.read_bytes() for path in study.folder.glob("*/*.json*")}
+    longer = STUDY.replace("2048", "4096")
+    capsys.readouterr()
+    assert study("--retry", text=longer) == 1
+    assert "another command" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in study.folder.glob("*/*.json*")} == before
 
 
 def test_a_completed_run_of_another_command_is_neither_counted_nor_deleted(study, capsys):
@@ -183,10 +197,13 @@ sys.exit(launch.main(sys.argv[1:]))
 
 def start_launcher(tmp_path, behaviour):
     path = tmp_path / "small.toml"
-    path.write_text(STUDY.replace('"complete"', f'"{behaviour}"'))
+    path.write_text(STUDY)
     code = LAUNCH.format(script=str(HERE / "synthetic_runs.py"))
     words = [sys.executable, "-c", code, str(path), "--runs-dir", str(tmp_path / "runs")]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    environment = os.environ | {"SYNTHETIC_BEHAVIOUR": behaviour, "SYNTHETIC_FAIL_SEED": ""}
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1], env=environment
+    )
 
 
 def wait_for_running(folder, count):
@@ -208,9 +225,7 @@ def test_a_stopped_launcher_ends_its_runs_and_can_be_started_again(tmp_path, stu
     assert launcher.returncode == 128 + number
     assert "stopped" in out
     assert set(statuses(study.folder).values()) == {"interrupted"}
-    assert study() == 1  # runs what was not started, and keeps what was interrupted
-    assert sorted(set(statuses(study.folder).values())) == ["completed", "interrupted"]
-    assert study("--retry") == 0
+    assert study() == 0  # runs what was not started, and again what was interrupted
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
 
 
@@ -246,7 +261,7 @@ def test_after_a_killed_launcher_the_next_one_waits_for_the_runs_it_left_behind(
     wait_for_running(study.folder, 1)
     second.send_signal(signal.SIGTERM)
     second.communicate(timeout=30)
-    assert study("--retry") == 0
+    assert study() == 0
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
 
 
@@ -273,3 +288,66 @@ def test_a_runs_dir_that_is_a_file_is_one_line_and_exit_code_2(tmp_path, synthet
     (tmp_path / "file").write_text("")
     assert launch.main([str(tmp_path / "small.toml"), "--runs-dir", str(tmp_path / "file")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+TRAINED = """
+title = "Real training"
+question = "Which runs are there in the end?"
+[settings."a0-l0-t1"]
+num_actor_threads = 1
+actor_device_ids = [0]
+learner_device_ids = [0]
+host_devices = 1
+cores = 1
+[[runs]]
+systems = ["cleanba_ppo", "cleanba_impala-sync"]
+settings = ["a0-l0-t1"]
+env_ids = ["CartPole-v1"]
+seeds = [1, 2]
+total_timesteps = 40_960
+[runs.hyperparameters]
+num_envs = 8
+num_env_groups = 2
+num_steps = 32
+fingerprint_every = 1
+"""
+
+
+def test_a_launcher_that_is_killed_at_random_leaves_what_an_undisturbed_one_does(tmp_path):
+    """Killed five times: alone, with its runs, or told to stop; what is interrupted goes on."""
+    path = tmp_path / "trained.toml"
+    path.write_text(TRAINED)
+    rng = random.Random(6)
+
+    def words(name):
+        folder = tmp_path / name
+        return [sys.executable, "-m", "experiments.launch", str(path), "--runs-dir", str(folder)]
+
+    def prints(name):
+        folders = record.find_runs(tmp_path / name)
+        runs = {folder.name: record.read_run(folder) for folder in folders}
+        assert all(run.completed for run in runs.values())
+        return {n: [u["fingerprint"] for u in r.lines("updates")] for n, r in runs.items()}
+
+    root = HERE.parents[1]
+    done = subprocess.run(words("quiet"), cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+    resumed = 0
+    for kind in ("alone", "all", "told", "all", "all"):
+        launcher = subprocess.Popen(
+            words("killed"), cwd=root, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(rng.uniform(4.0, 9.0))
+        children = psutil.Process(launcher.pid).children(recursive=True) if kind == "all" else []
+        if launcher.poll() is None:
+            launcher.send_signal(signal.SIGTERM if kind == "told" else signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        launcher.wait(timeout=60)
+    done = subprocess.run(words("killed"), cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+    assert prints("killed") == prints("quiet")
+    for folder in record.find_runs(tmp_path / "killed"):
+        resumed += len(record.read_run(folder).info.get("resumed", []))
+    assert resumed  # from a checkpoint, not from the start

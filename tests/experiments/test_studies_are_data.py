@@ -58,7 +58,7 @@ def test_a_command_says_the_whole_run(tmp_path):
     ):
         assert part in text
     assert "--overwrite" not in text
-    assert "--overwrite" in systems.command(sync, tmp_path, overwrite=True)
+    assert "--overwrite" in systems.command(sync, tmp_path, "--overwrite")
     words = systems.command(concurrent, tmp_path)
     assert words[1].endswith("cleanba/cleanba_impala.py")
     assert "--concurrency" in words

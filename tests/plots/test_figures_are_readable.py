@@ -2,12 +2,26 @@ import itertools
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.text import Text
 from synthetic_runs import study_folder
 
+from analysis import summary
 from analysis.importers.records import read_records
-from plots import final_scores, learning_curves, policy_lag, speed, style, time_spent
+from analysis.scores import final_scores as scores_of
+from plots import (
+    efficiency,
+    final_scores,
+    intervals,
+    learning_curves,
+    policy_lag,
+    profiles,
+    run_times,
+    speed,
+    style,
+    time_spent,
+)
 from reports import summaries
 
 SOURCE = "source: run records of study quickstart"
@@ -33,7 +47,14 @@ def draw(tables, look):
     steps, time = (summaries.learning_curves(tables, axis) for axis in ("step", "time"))
     scores, speeds = summaries.score_table(tables), summaries.speed_table(tables)
     times, lags = summaries.time_table(tables), summaries.lag_table(tables)
+    aggregates, curves = summaries.aggregate_table(tables), summaries.efficiency(tables)
+    shares = summary.profiles(scores_of(tables), np.linspace(0, 2, 21))
+    seconds = pd.DataFrame(summary.run_times(tables))
     return {
+        "aggregates": lambda: intervals.draw(aggregates, look, SOURCE, "score"),
+        "efficiency": lambda: efficiency.draw(curves, look, SOURCE, "score"),
+        "profiles": lambda: profiles.draw(shares, look, SOURCE, "score"),
+        "run_times": lambda: run_times.draw(seconds, look, SOURCE),
         "steps": lambda: learning_curves.draw(steps, "step", look, SOURCE),
         "time": lambda: learning_curves.draw(time, "time", look, SOURCE),
         "scores": lambda: final_scores.draw(scores, look, SOURCE),
@@ -43,11 +64,14 @@ def draw(tables, look):
     }
 
 
-FIGURES = ("steps", "time", "scores", "speed", "spent", "lag")
+BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag")
+OVER_ENVIRONMENTS = ("aggregates", "efficiency", "profiles", "run_times")
+FIGURES = BY_ENVIRONMENT + OVER_ENVIRONMENTS
 
 
 def shown_texts(figure):
     with mpl.rc_context(style.RC):
+        style.lay_out(figure)
         figure.draw_without_rendering()
     hidden = set()  # matplotlib keeps ticks beyond the ends of an axis, and does not draw them
     for axis in (axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)):
@@ -81,7 +105,19 @@ def test_no_two_texts_overlap(draw, name):
 def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(draw, name):
     texts = " ".join(text.get_text() for text in shown_texts(draw[name]()))
     assert SOURCE in texts
-    assert "1 to 3 seeds" in texts
+    assert ("1 to 3 seeds" if name in BY_ENVIRONMENT else "6 to 7 runs") in texts
+
+
+def test_intervals_are_drawn_from_end_to_end(draw, tables):
+    frame = summaries.aggregate_table(tables)
+    medians = frame[frame["metric"] == "median"]
+    panel = draw["aggregates"]().axes[0]
+    drawn = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in panel.patches)
+    expected = sorted(zip(medians["low"], medians["high"], strict=True))
+    assert np.allclose(drawn, expected)
+    low, high = panel.get_xlim()
+    assert low < medians["low"].min()  # no bar ends at the edge, as if it were cut off
+    assert high > medians["high"].max()
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -92,8 +92,8 @@ def test_both_pages_hold_every_part(quickstart):
             "3 seeds",
         ):
             assert part in text
-    assert len(re.findall(r"!\[.*\]\(figures/\w+\.png\)", markdown)) == 6
-    assert html.count('src="data:image/svg+xml;base64,') == 6
+    assert len(re.findall(r"!\[.*\]\(figures/\w+\.png\)", markdown)) == 8
+    assert html.count('src="data:image/svg+xml;base64,') == 8
 
 
 def monobeast_run(folder, setting, seed, changes, num_actors):

@@ -1,0 +1,40 @@
+"""Aggregate learning curves: a normalised score over all environments, against steps or wall time."""
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from plots import style
+from plots.learning_curves import AXES, draw_curve
+
+METRICS = {"median": "median", "iqm": "IQM", "mean": "mean", "optimality_gap": "optimality gap"}
+
+
+def draw(
+    curves: dict[tuple[str, str], pd.DataFrame], look: style.Look, source: str, what: str
+) -> Figure:
+    """Draw one panel per metric and axis.
+
+    Args:
+      curves: by metric and axis (`step` or `time`): system, setting, x, value, low, high, runs,
+        environments.
+      look: colours and line styles.
+      source: where the data come from, in a few words.
+      what: is aggregated, such as `human-normalized score`.
+    """
+    with mpl.rc_context(style.RC):
+        figure, axes = style.panels(len(curves), height=2.7, per_row=2)
+        for panel, ((metric, axis), frame) in zip(axes, curves.items(), strict=True):
+            for system, setting in style.rows_of(frame, look):
+                one = frame[(frame["system"] == system) & (frame["setting"] == setting)]
+                draw_curve(panel, one, system, setting, look)
+            panel.set_xlabel(AXES[axis])
+            panel.set_ylabel(f"{METRICS[metric]} {what}")
+            panel.set_xlim(left=0)
+            style.thousands(panel)
+        style.systems_and_settings_legend(figure, look)
+        runs = pd.concat([frame["runs"] for frame in curves.values()])
+        environments = max(frame["environments"].max() for frame in curves.values())
+        note = f"{style.counts_text(runs)}, {environments} environments"
+        style.source_line(figure, f"{note} · {source}")
+    return figure

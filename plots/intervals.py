@@ -1,0 +1,55 @@
+"""Aggregate scores with intervals: median, IQM, mean and optimality gap, as in rliable's figures."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from plots import style
+from plots.efficiency import METRICS
+
+
+def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> Figure:
+    """Draw one panel per metric, one row per system and setting.
+
+    Args:
+      aggregates: rows of `analysis.summary.aggregate_frame`: system, setting, metric, value, low, high
+        (NaN without an interval), runs, environments.
+      look: colours.
+      source: where the data come from, in a few words.
+      what: is aggregated, such as `human-normalized score`.
+    """
+    with mpl.rc_context(style.RC):
+        rows = style.rows_of(aggregates, look)
+        figure, axes = style.panels(
+            len(METRICS), height=0.75 + 0.26 * len(rows), header=0.0, per_row=len(METRICS)
+        )
+        for index, (panel, (metric, label)) in enumerate(zip(axes, METRICS.items(), strict=True)):
+            for row in aggregates[aggregates["metric"] == metric].itertuples():
+                position = rows.index((row.system, row.setting))
+                colour = look.colour(row.system, row.setting)
+                panel.use_sticky_edges = False
+                if np.isfinite(row.low):
+                    panel.barh(
+                        position, row.high - row.low, left=row.low, height=0.55, color=colour, alpha=0.6
+                    )  # fmt: skip
+                ends = [position - 0.33, position + 0.33]
+                panel.plot([row.value] * 2, ends, color="black", lw=1.4)
+                if not np.isfinite(row.low):
+                    panel.plot(row.value, position, look.marker(row.system), color=colour, ms=6)
+            panel.set_title(label[0].upper() + label[1:])
+            labels = [style.row_label(system, setting, look) for system, setting in rows]
+            panel.set_yticks(range(len(rows)), labels if index == 0 else [""] * len(rows))
+            panel.set_ylim(len(rows) - 0.4, -0.6)
+            panel.tick_params(axis="y", length=0)
+            panel.grid(axis="y", visible=False)
+            panel.margins(x=0.12)
+            panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        with_interval = aggregates["low"].notna().any()
+        bars = "bars: 95% stratified bootstrap intervals" if with_interval else "no intervals"
+        counts = style.counts_text(aggregates["runs"])
+        environments = f"{aggregates['environments'].max()} environments"
+        note = ", ".join(part for part in (counts, environments) if part)
+        style.source_line(figure, f"{what} · {bars} · {note} · {source}")
+    return figure

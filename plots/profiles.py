@@ -1,0 +1,31 @@
+"""Performance profiles: the share of runs that score more than tau, for every tau."""
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from plots import style
+from plots.learning_curves import draw_curve
+
+
+def draw(profiles: pd.DataFrame, look: style.Look, source: str, what: str) -> Figure:
+    """Draw one panel with a profile per system and setting.
+
+    Args:
+      profiles: rows of `analysis.summary.profiles`: system, setting, tau, value, low, high, runs.
+      look: colours and line styles.
+      source: where the data come from, in a few words.
+      what: tau is, such as `human-normalized score`.
+    """
+    with mpl.rc_context(style.RC):
+        figure, (panel,) = style.panels(1, height=3.0)
+        for system, setting in style.rows_of(profiles, look):
+            one = profiles[(profiles["system"] == system) & (profiles["setting"] == setting)]
+            draw_curve(panel, one.rename(columns={"tau": "x"}), system, setting, look)
+        panel.set_xlabel(f"{what} (tau)")
+        panel.set_ylabel("share of runs above tau")
+        panel.set_ylim(0, 1.02)
+        panel.set_xlim(profiles["tau"].min(), profiles["tau"].max())
+        style.systems_and_settings_legend(figure, look)
+        style.source_line(figure, f"{style.counts_text(profiles['runs'])} · {source}")
+    return figure

@@ -1,0 +1,291 @@
+"""Draws the figures and tables of the Cleanba paper: `python -m reports.paper fig3`.
+
+From the records of the study that asks the figure's question, or from data that the paper's authors and
+moolib's have published (`--published FOLDER`), as far as those have what a figure needs.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import importers, summary
+from analysis.scores import final_scores
+from analysis.tables import InputError, Tables
+from experiments.study import StudyError, find_study, load_study
+from plots import (
+    efficiency,
+    intervals,
+    learning_curves,
+    policy_lag,
+    profiles,
+    run_times,
+    speed,
+    style,
+)
+from plots import final_scores as score_dots
+from reports import summaries
+
+HNS = "human-normalized score"
+TAUS = np.linspace(0.0, 8.0, 161)
+
+
+class PaperFigure(NamedTuple):
+    """A figure of the paper.
+
+    Attributes:
+      title: what it shows.
+      study: whose records it is drawn from.
+      parts: what it consists of, by name in `PARTS`: an image each.
+      published: files or folders below a folder of published data that hold it, if there are any.
+      published_source: what to call those.
+    """
+
+    title: str
+    study: str
+    parts: tuple[str, ...]
+    published: tuple[str, ...] = ()
+    published_source: str = ""
+
+
+AUTHORS = "means over 3 seeds, from the tables of Cleanba's authors"
+COMPARISON = ("efficiency", "aggregates", "run_times")
+FIGURES: Mapping[str, PaperFigure] = {
+    "fig2": PaperFigure(
+        "IMPALA's reproducibility issue under different speeds",
+        "monobeast_lag",
+        ("returns", "value_losses", "changes"),
+    ),
+    "fig3": PaperFigure(
+        "Base experiments",
+        "base",
+        COMPARISON,
+        ("cleanba-static/main_10CPU.csv", "cleanba-static/main_10CPU_runtimes.csv"),
+        AUTHORS,
+    ),
+    "fig4": PaperFigure(
+        "Workstation experiments",
+        "workstation",
+        COMPARISON,
+        ("cleanba-static/spec_out.csv", "cleanba-static/spec_out_runtimes.csv"),
+        AUTHORS,
+    ),
+    "fig5": PaperFigure(
+        "Learning curves on two hardware settings",
+        "reproducible",
+        ("returns", "returns_by_time", "scores"),
+        ("cleanba-static/smootheness.csv", "cleanba-static/smootheness_runtimes.csv"),
+        AUTHORS,
+    ),
+    "fig6": PaperFigure(
+        "Synchronous against Cleanba architecture", "architectures", ("efficiency", "aggregates")
+    ),
+    "fig7": PaperFigure(
+        "Two sets of moolib's runs",
+        "moolib_sets",
+        ("efficiency", "iqm", "profiles", "aggregates", "run_times"),
+        ("moolib-data",),
+        "logs published by moolib's authors",
+    ),
+}
+
+
+class Source(NamedTuple):
+    """Where a figure's data come from."""
+
+    tables: Tables
+    words: str
+    look: style.Look
+
+
+def _aggregate_curves(source: Source, metric: str) -> Figure | None:
+    curves = summaries.efficiency(source.tables, (metric,))
+    return efficiency.draw(curves, source.look, source.words, HNS) if curves else None
+
+
+def _aggregates(source: Source) -> Figure | None:
+    frame = summaries.aggregate_table(source.tables)
+    return intervals.draw(frame, source.look, source.words, HNS) if len(frame) else None
+
+
+def _profiles(source: Source) -> Figure | None:
+    frame = summary.profiles(final_scores(source.tables), TAUS)
+    return profiles.draw(frame, source.look, source.words, HNS) if len(frame) else None
+
+
+def _run_times(source: Source) -> Figure | None:
+    frame = pd.DataFrame(summary.run_times(source.tables))
+    if not len(frame):
+        return None
+    if source.tables.runs["status"].eq("published").all():
+        frame["runs"] = np.nan  # a published mean does not say of how many
+    return run_times.draw(frame, source.look, source.words)
+
+
+def _returns(axis: str) -> Callable[[Source], Figure | None]:
+    def draw(source: Source) -> Figure | None:
+        frame = summaries.learning_curves(source.tables, axis)
+        return learning_curves.draw(frame, axis, source.look, source.words) if len(frame) else None
+
+    return draw
+
+
+def _value_losses(source: Source) -> Figure | None:
+    frame = summaries.value_losses(source.tables)
+    if not len(frame):
+        return None
+    return learning_curves.draw(frame, "step", source.look, source.words, "value loss")
+
+
+def _changes(source: Source) -> Figure | None:
+    frame = summaries.lag_table(source.tables, "changes")
+    if not len(frame):
+        return None
+    return policy_lag.draw(frame, source.look, source.words, "policy changes in a rollout")
+
+
+def _speeds(source: Source) -> Figure | None:
+    frame = summaries.speed_table(source.tables)
+    return speed.draw(frame, source.look, source.words) if len(frame) else None
+
+
+def _scores(source: Source) -> Figure | None:
+    scores, words = source.tables.scores, source.words
+    if len(scores):
+        frame = scores.rename(columns={"score": "value"}).assign(
+            low=scores["score"] - scores["std"], high=scores["score"] + scores["std"], runs=np.nan
+        )
+        frame["each"] = [()] * len(frame)
+        words = f"mean ± standard deviation · {words}"
+    else:
+        frame = summaries.score_table(source.tables)
+    return score_dots.draw(frame, source.look, words) if len(frame) else None
+
+
+PARTS: Mapping[str, Callable[[Source], Figure | None]] = {
+    "efficiency": lambda source: _aggregate_curves(source, "median"),
+    "iqm": lambda source: _aggregate_curves(source, "iqm"),
+    "aggregates": _aggregates,
+    "profiles": _profiles,
+    "run_times": _run_times,
+    "returns": _returns("step"),
+    "returns_by_time": _returns("time"),
+    "value_losses": _value_losses,
+    "changes": _changes,
+    "speeds": _speeds,
+    "scores": _scores,
+}
+
+
+def read_runs(figure: PaperFigure, runs: Path, preset: str) -> Source:
+    """Read the records of a figure's study.
+
+    Args:
+      figure: the figure.
+      runs: folder of all studies' records.
+      preset: size of the study.
+
+    Raises:
+      InputError: if there is no completed run.
+    """
+    study = load_study(find_study(figure.study), preset)
+    folder = runs / study.name
+    if not folder.is_dir():
+        command = f"make study STUDY={figure.study} PRESET={preset}"
+        raise InputError(f"{folder}: no such folder; {command} makes it")
+    tables = summaries.completed(importers.read([folder], "records"))
+    if not len(tables.runs):
+        raise InputError(f"{folder}: no run there is completed")
+    words = f"{len(tables.runs)} of {len(study.runs)} runs of study {study.name}"
+    return Source(tables, words, _look(tables))
+
+
+def read_published(name: str, figure: PaperFigure, folder: Path) -> Source:
+    """Read what has been published of a figure.
+
+    Raises:
+      InputError: if nothing has been, or it is not there.
+    """
+    if not figure.published:
+        raise InputError(f"{name}: nothing is published that it could be drawn from")
+    tables = importers.read([folder / path for path in figure.published])
+    return Source(tables, figure.published_source, _look(tables))
+
+
+def _look(tables: Tables) -> style.Look:
+    frames = [frame for frame in (tables.runs, tables.scores, tables.curves) if len(frame)]
+    both = [set(zip(frame["system"], frame["setting"], strict=True)) for frame in frames]
+    pairs = set.union(*both)
+    return style.look_of((system for system, _ in pairs), (setting for _, setting in pairs))
+
+
+def draw(name: str, source: Source, out: Path, suffix: str) -> tuple[list[Path], list[str]]:
+    """Draw the parts of a figure.
+
+    Args:
+      name: of the figure.
+      source: its data.
+      out: folder for the images.
+      suffix: of their names.
+
+    Returns:
+      The PNG files, each with an SVG beside it, and the parts that the data have nothing for.
+    """
+    files, missing = [], []
+    for part in FIGURES[name].parts:
+        figure = PARTS[part](source)
+        if figure is None:
+            missing.append(part)
+        else:
+            files.append(style.save(figure, out, f"{name}_{part}{suffix}").png)
+    return files, missing
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0, or 2 for bad input."""
+    options = _parser().parse_args(argv)
+    figure = FIGURES[options.name]
+    suffix = "" if options.preset == "cpu" else f"_{options.preset}"
+    try:
+        if options.source == "published":
+            if options.published is None:
+                raise InputError("--source published needs --published FOLDER")
+            source = read_published(options.name, figure, Path(options.published))
+            suffix = "_published"
+        else:
+            source = read_runs(figure, Path(options.runs), options.preset)
+    except (InputError, StudyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    files, missing = draw(options.name, source, Path(options.out), suffix)
+    for file in files:
+        print(file)
+    if missing:
+        print(f"not in these data: {', '.join(missing)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m reports.paper", description="Draw a figure of the Cleanba paper."
+    )
+    parser.add_argument("name", choices=FIGURES, metavar="|".join(FIGURES))
+    parser.add_argument("--source", choices=("runs", "published"), default="runs")
+    parser.add_argument("--published", help="folder with published data")
+    parser.add_argument("--runs", default="runs", help="folder of all records (default: runs)")
+    parser.add_argument("--preset", default="cpu", help="size of the study (default: cpu)")
+    parser.add_argument("--out", default="reports/paper", help="folder for the images")
+    return parser
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # where a reader leaves (`| head`), end quietly
+    mpl.use("agg")
+    sys.exit(main())
