@@ -15,7 +15,7 @@ FOLDER = $(STUDY)$(if $(filter-out cpu,$(PRESET)),-$(PRESET))
 
 .DEFAULT_GOAL := help
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7
-.PHONY: help setup quickstart study report $(FIGURES) lag certify replay test lint format bench
+.PHONY: help setup quickstart study report reports $(FIGURES) table1 lag certify replay test lint format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,11 +40,17 @@ study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1]
 report: .venv/installed ## write the report of a study: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
 	$(BIN)/python -m reports.build $(FOLDER) --runs $(RUNS)/$(FOLDER) --out reports/$(FOLDER)
 
+reports: .venv/installed ## write the reports of all studies in runs/, and their index
+	$(BIN)/python -m reports.index --runs $(RUNS)
+
 # figures of the paper, from runs or from published data
 fig2 fig3 fig4 fig5 fig6 fig7: .venv/installed
 	$(BIN)/python -m reports.paper $@ --runs $(RUNS) --preset $(PRESET) --source $(SOURCE) $(if $(PUBLISHED),--published $(PUBLISHED))
 
 fig3 : ## draw a figure of the paper (fig2 to fig7) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
+
+table1: .venv/installed ## table 1 of the paper, from records: which policy made which data [PRESET=cpu]
+	$(BIN)/python -m reports.paper_tables --runs $(RUNS) --preset $(PRESET)
 
 lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
 	$(BIN)/python -m analysis lag $(RUN)

@@ -15,7 +15,10 @@ from cleanba import record
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
-STOPPED_LINE = "# ended by the launcher"
+# Lines of the launcher in a log: each try begins with its time and command, and ends with one of these,
+# unless the launcher was killed before.
+ENDED = "# ended"
+STOPPED_LINE = f"{ENDED} by the launcher"
 
 
 class Job(NamedTuple):
@@ -85,6 +88,7 @@ def run_jobs(
             for one in [one for one in active if one.process.poll() is not None]:
                 active.remove(one)
                 free += one.cores
+                _note(one.job, f"{ENDED} with exit code {one.process.returncode}")
                 seconds = time.monotonic() - one.started
                 ended.append(Ended(one.job, one.process.returncode, seconds))
             while len(active) < at_once and (
@@ -145,8 +149,7 @@ def _end(active: Sequence[Active]) -> None:
     """Ask processes to end, wait, and make those end that did not."""
     for one in active:
         _signal(one, signal.SIGTERM)
-        with contextlib.suppress(OSError), open(one.job.log, "a") as log:
-            log.write(f"{STOPPED_LINE}\n")
+        _note(one.job, STOPPED_LINE)
     deadline = time.monotonic() + GRACE_SECONDS
     for one in active:
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -155,6 +158,11 @@ def _end(active: Sequence[Active]) -> None:
         if one.process.poll() is None:
             _signal(one, signal.SIGKILL)
             one.process.wait()
+
+
+def _note(job: Job, line: str) -> None:
+    with contextlib.suppress(OSError), open(job.log, "a") as log:
+        log.write(f"{line}\n")
 
 
 def _signal(one: Active, number: signal.Signals) -> None:

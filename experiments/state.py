@@ -97,8 +97,8 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
         if folder.is_dir() and any(folder.iterdir()):
             return Status(State.FAILED, str(error))
         log = log_file(run, runs_dir)
-        if not log.exists() or _was_stopped(log):
-            return Status(State.TO_DO)
+        if not log.exists() or not _ended_by_itself(log):
+            return Status(State.TO_DO)  # without a record, nothing has happened
         return Status(State.FAILED, last_words(log))
     planned = record.redact_command(systems.command(run, runs_dir))
     script = systems.SYSTEMS[run.system].script
@@ -136,17 +136,17 @@ def last_words(log: Path) -> str:
         lines = log.read_text(errors="replace").splitlines()
     except OSError as error:
         return f"its log cannot be read: {error.strerror}"
-    words = next((line.strip() for line in reversed(lines) if line.strip()), "#")
+    spoken = (line.strip() for line in reversed(lines) if not line.startswith(pool.ENDED))
+    words = next((line for line in spoken if line), "#")
     return (
         "ended without a record or a word" if words.startswith("#") else record.redact_text(words)
     )
 
 
-def _was_stopped(log: Path) -> bool:
-    """Whether the launcher ended a run in its last try: without a record, nothing has happened."""
-    lines = log.read_text(errors="replace").splitlines()
-    tries = [number for number, line in enumerate(lines) if line.startswith("# ")]
-    return bool(tries) and lines[tries[-1]] == pool.STOPPED_LINE
+def _ended_by_itself(log: Path) -> bool:
+    """Whether the launcher saw a run's last try end: it neither ended it nor was killed before."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("# ")]
+    return bool(lines) and lines[-1].startswith(pool.ENDED) and lines[-1] != pool.STOPPED_LINE
 
 
 def steps_done(run: PlannedRun, runs_dir: Path) -> int:

@@ -7,7 +7,7 @@ security policy lets no other script run, so that even an escape that was forgot
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,11 +43,21 @@ def html_page(content: Mapping[str, Any], svgs: Mapping[str, Path]) -> str:
 
 def markdown_page(content: Mapping[str, Any]) -> str:
     """Return the Markdown page, whose figures lie in `figures/` beside it."""
-    environment = _environment()
-    environment.finalize = markdown_text
-    environment.filters["code"] = lambda text: Markup(" ".join(str(text).splitlines()))
-    environment.filters["address"] = lambda text: Markup(quote(str(text), safe="/%"))
-    return environment.get_template("report.md.j2").render(**content, generator=GENERATOR)
+    template = _markdown_environment().get_template("report.md.j2")
+    return template.render(**content, generator=GENERATOR)
+
+
+def html_index(entries: Sequence[Any]) -> str:
+    """Return the HTML page of an index; entries as in reports/index.py."""
+    css = Markup((TEMPLATES / "report.css").read_text())
+    template = _environment().get_template("index.html.j2")
+    return template.render(entries=entries, css=css, generator=GENERATOR)
+
+
+def markdown_index(entries: Sequence[Any]) -> str:
+    """Return the Markdown page of an index."""
+    template = _markdown_environment().get_template("index.md.j2")
+    return template.render(entries=entries, generator=GENERATOR)
 
 
 def markdown_text(value: Any) -> Any:
@@ -70,6 +80,14 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
+
+
+def _markdown_environment() -> jinja2.Environment:
+    environment = _environment()
+    environment.finalize = markdown_text
+    environment.filters["code"] = lambda text: Markup(" ".join(str(text).splitlines()))
+    environment.filters["address"] = lambda text: Markup(quote(str(text), safe="/%"))
+    return environment
 
 
 def _data_address(svg: Path) -> str:

@@ -123,7 +123,7 @@ def test_failed_runs_are_tried_again_only_on_request(study, capsys):
     assert study("--retry") == 0
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
     log = (study.folder / "logs" / f"{NAMES[0]}.log").read_text()
-    assert log.count("# ") == 2  # the log of the first try is kept
+    assert log.count("# ended with exit code") == 2  # the log of the first try is kept
 
 
 def test_a_run_that_ends_without_a_record_is_reported_with_its_last_words(study, capsys):
@@ -235,6 +235,24 @@ def test_a_run_that_was_stopped_before_its_record_began_is_still_to_do(tmp_path,
     while not list(study.folder.glob("logs/*.log")) and time.monotonic() < deadline:
         time.sleep(0.1)
     launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=30)
+    assert statuses(study.folder) == {}
+    assert study() == 0
+    assert "to run now: 4 runs" in capsys.readouterr().out
+
+
+def test_a_run_that_was_killed_with_its_launcher_before_its_record_began_is_still_to_do(
+    tmp_path, study, capsys
+):
+    launcher = start_launcher(tmp_path, "late")
+    deadline = time.monotonic() + 30
+    while not list(study.folder.glob("logs/*.log")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.3)
+    runs = psutil.Process(launcher.pid).children(recursive=True)
+    launcher.kill()
+    for run in runs:
+        run.kill()
     launcher.communicate(timeout=30)
     assert statuses(study.folder) == {}
     assert study() == 0
