@@ -8,9 +8,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # make study ... RETRY=1 runs failed runs again, and deletes what they left
 LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
-PRESET ?= cpu
+PRESET ?=
 SOURCE ?= runs
 # the folder of a study's records and report: base, base-paper
+PRESET_FLAG = $(if $(PRESET),--preset $(PRESET))
 FOLDER = $(STUDY)$(if $(filter-out cpu,$(PRESET)),-$(PRESET))
 
 .DEFAULT_GOAL := help
@@ -35,7 +36,7 @@ quickstart: .venv/installed ## train the quickstart study, and write reports/qui
 	@$(MAKE) --no-print-directory report STUDY=quickstart
 
 study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1] [RETRY=1] [RUNS=runs]
-	$(BIN)/python -m experiments.launch $(STUDY) --preset $(PRESET) --runs-dir $(RUNS) $(LAUNCH_FLAGS)
+	$(BIN)/python -m experiments.launch $(STUDY) --runs-dir $(RUNS) $(LAUNCH_FLAGS) $(PRESET_FLAG)
 
 report: .venv/installed ## write the report of a study: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
 	$(BIN)/python -m reports.build $(FOLDER) --runs $(RUNS)/$(FOLDER) --out reports/$(FOLDER)
@@ -45,12 +46,12 @@ reports: .venv/installed ## write the reports of all studies in runs/, and their
 
 # figures of the paper, from runs or from published data
 fig2 fig3 fig4 fig5 fig6 fig7: .venv/installed
-	$(BIN)/python -m reports.paper $@ --runs $(RUNS) --preset $(PRESET) --source $(SOURCE) $(if $(PUBLISHED),--published $(PUBLISHED))
+	$(BIN)/python -m reports.paper $@ --runs $(RUNS) $(PRESET_FLAG) --source $(SOURCE) $(if $(PUBLISHED),--published $(PUBLISHED))
 
 fig3 : ## draw a figure of the paper (fig2 to fig7) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
 
 table1: .venv/installed ## table 1 of the paper, from records: which policy made which data [PRESET=cpu]
-	$(BIN)/python -m reports.paper_tables --runs $(RUNS) --preset $(PRESET)
+	$(BIN)/python -m reports.paper_tables --runs $(RUNS) $(PRESET_FLAG)
 
 lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
 	$(BIN)/python -m analysis lag $(RUN)

@@ -77,7 +77,7 @@ class RunLog:
         total_steps: int,
         overwrite: bool,
         progress: bool,
-        resume_at: tuple[int, int] | None = None,
+        resume_at: tuple[int, int, float] | None = None,
     ):
         """Begin the record, or go on with it.
 
@@ -88,8 +88,8 @@ class RunLog:
           total_steps: of the whole run, for the line of progress.
           overwrite: delete the record of an earlier run of the same name.
           progress: print lines of progress.
-          resume_at: version and step to go on from, with the record of a run that was ended; what it
-            says of later ones is cut off.
+          resume_at: version, step and wall time to go on from, with the record of a run that was ended;
+            what it says of later ones is cut off.
 
         Raises:
           RecordError: if there is a record already, and neither says what to do with it.
@@ -156,16 +156,20 @@ class RunLog:
         self._record.__exit__(type(error) if error else None, error, None)
 
 
-def _sizes_at(directory: Path, version: int, step: int) -> dict[str, int]:
+def _sizes_at(directory: Path, version: int, step: int, wall_time: float) -> dict[str, int]:
     """Return the size that each file of lines of a record had when a version had been made."""
-    limits = {"episodes": ("step", step), "updates": ("version", version)}
-    limits["rollouts"] = ("learner_version", version - 1)
+    limits: dict[str, dict[str, float]] = {
+        # before the first update, episodes have the step of none
+        "episodes": {"step": step, "wall_time": wall_time},
+        "updates": {"version": version},
+        "rollouts": {"learner_version": version - 1},
+    }
     sizes = {}
     for kind in LINE_FILES:
-        name, last = limits[kind]
         path, size = directory / f"{kind}.jsonl", 0
         for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
-            if not line.endswith(b"\n") or orjson.loads(line)[name] > last:
+            row = orjson.loads(line) if line.endswith(b"\n") else None
+            if row is None or any(row[name] > last for name, last in limits[kind].items()):
                 break
             size += len(line)
         sizes[path.name] = size

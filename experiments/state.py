@@ -97,7 +97,7 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
         if folder.is_dir() and any(folder.iterdir()):
             return Status(State.FAILED, str(error))
         log = log_file(run, runs_dir)
-        if not log.exists() or not _ended_by_itself(log):
+        if not log.exists() or _last_end(log) in ("", pool.STOPPED_LINE):
             return Status(State.TO_DO)  # without a record, nothing has happened
         return Status(State.FAILED, last_words(log))
     planned = record.redact_command(systems.command(run, runs_dir))
@@ -116,8 +116,11 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
             note = "killed before it could end its record"
         case _:
             note = str(info.get("error") or "")
-    if not same:
-        return Status(State.CHANGED, "interrupted earlier, with another command")
+    log = log_file(run, runs_dir)
+    if not (same and log.exists()):  # not the launcher's own: it is not to be deleted unasked
+        return Status(State.CHANGED, "interrupted earlier, with another command or by hand")
+    if _last_end(log) == f"{pool.ENDED} with exit code 2":
+        return Status(State.FAILED, last_words(log))  # what was interrupted could not go on
     made_checkpoints = bool(info.get("checkpoint_every"))
     resumable = systems.SYSTEMS[run.system].checkpoints is not None and made_checkpoints
     return Status(State.INTERRUPTED, note, resumable=resumable)
@@ -143,10 +146,10 @@ def last_words(log: Path) -> str:
     )
 
 
-def _ended_by_itself(log: Path) -> bool:
-    """Whether the launcher saw a run's last try end: it neither ended it nor was killed before."""
+def _last_end(log: Path) -> str:
+    """Return how the launcher saw a run's last try end; '' if it was killed before."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("# ")]
-    return bool(lines) and lines[-1].startswith(pool.ENDED) and lines[-1] != pool.STOPPED_LINE
+    return lines[-1] if lines and lines[-1].startswith(pool.ENDED) else ""
 
 
 def steps_done(run: PlannedRun, runs_dir: Path) -> int:

@@ -173,16 +173,30 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     sizes = data["presets"] if what == "presets" else {DEFAULT_PRESET: data}
     copy = path.stem == "study"
     folder = path.resolve().parent.name
-    if preset is None:
-        named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
-        preset = named[0] if copy and named else DEFAULT_PRESET
+    named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
+    own = named[0] if copy and named else DEFAULT_PRESET
+    if copy and preset not in (None, own):
+        raise StudyError(f"{path}: holds the records of preset {own!r}, not {preset!r}")
+    preset = preset or own
     if preset not in sizes:
         raise StudyError(f"{path.name}: has no preset {preset!r}; it has {', '.join(sizes)}")
     if what == "presets":
-        own = {"runs": list}
-        _check_fields(path, f"the preset {preset!r}", sizes[preset], own, size | {"settings": dict})
+        optional = {**size, "settings": dict}
+        _check_fields(path, f"the preset {preset!r}", sizes[preset], {"runs": list}, optional)
     settings = data["settings"] | (sizes[preset].get("settings", {}) if what == "presets" else {})
     settings = {name: _settings(path, name, fields) for name, fields in settings.items()}
+    systems = {
+        system
+        for one in sizes.values()
+        for block in one["runs"]
+        if isinstance(block, dict)
+        for system in block.get("systems", ())
+    }
+    for name, by_system in settings.items():
+        for system in by_system.keys() - systems - {""}:
+            raise StudyError(
+                f"{path.name}: the setting {name!r} is about {system!r}, which has no run"
+            )
     name = path.stem if preset == DEFAULT_PRESET else f"{path.stem}-{preset}"
     name = folder if copy else name
     blocks = sizes[preset]["runs"]

@@ -12,6 +12,7 @@ from baselines.moolib_atari.launch import (
     Broker,
     PeerFailed,
     find_torchrun,
+    say_begun,
     train_under_torchrun,
 )
 from baselines.moolib_atari.options import (
@@ -32,10 +33,11 @@ def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder]:
     args = plan.args
     resume_at = None
     if resume:
-        resume_at = (1, 0)
+        resume_at = (1, 0, 0.0)
         if (plan.run.directory / CHECKPOINT).is_file():
             with np.load(plan.run.directory / CHECKPOINT, allow_pickle=False) as arrays:
-                resume_at = (int(arrays["version"]), int(arrays["steps"]))
+                names = ("version", "steps", "wall_time")
+                resume_at = tuple(arrays[name].item() for name in names)
     hyperparameters: dict[str, Any] = {
         name: value for name, value in asdict(args).items() if name not in NOT_HYPERPARAMETERS
     }
@@ -57,7 +59,7 @@ def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder]:
     last_rollouts: dict[int, int] = {}
     for row in read_run(plan.run.directory).lines("rollouts"):
         last_rollouts[row["actor"]] = max(row["rollout"], last_rollouts.get(row["actor"], 0))
-    return log, Recorder(log, resume_at[0], last_rollouts)
+    return log, Recorder(log, *resume_at[:2], last_rollouts)
 
 
 def main(args: Args) -> None:
@@ -67,6 +69,8 @@ def main(args: Args) -> None:
     if torchrun is not None and torchrun.rank > 0:
         train_under_torchrun(plan, torchrun, None)
         return
+    if torchrun is not None and not torchrun.resumes:
+        say_begun(torchrun)
     log, recorder = begin_record(plan, resume=torchrun is not None and torchrun.resumes)
     error: BaseException | None = None
     broker = None

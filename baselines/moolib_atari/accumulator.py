@@ -181,7 +181,8 @@ class Accumulator:
             gradients, counts = self._own.clone(), self._own_counts.clone()
             self._own.zero_()
             self._own_counts.zero_()
-            works = [self._group.all_reduce(gradients), self._group.all_reduce(counts)]
+            # looked at in this order: a lost peer shows on the CPU, while a GPU's collective hangs
+            works = [self._group.all_reduce(counts), self._group.all_reduce(gradients)]
             self._reducing = (works, gradients, counts)
         elif self._more_to_count:
             self._count()

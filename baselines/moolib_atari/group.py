@@ -146,8 +146,9 @@ class Group:
 
     def _connect(self, store: Store) -> None:
         rank, size = self.generation.members.index(self.name), len(self.generation.members)
-        store.set_timeout(CONNECT_TIMEOUT)
-        self._on_cpu = ProcessGroupGloo(PrefixStore("cpu", store), rank, size, COLLECTIVE_TIMEOUT)
+        # The time that gloo waits for the others is the group's own; a peer that hangs here hears nothing.
+        self._on_cpu = ProcessGroupGloo(PrefixStore("cpu", store), rank, size, CONNECT_TIMEOUT)
+        self._on_cpu.set_timeout(COLLECTIVE_TIMEOUT)
         if self.device.type == "cuda":
             from torch.distributed import ProcessGroupNCCL
 

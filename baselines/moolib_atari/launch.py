@@ -130,7 +130,7 @@ class Broker:
                 self._hear()  # its last words, before another of its name speaks
                 self._see_off(name, process)
             if not awaited:
-                self._membership.publish(begun=self._recorder.steps > 0)
+                self._membership.publish(begun=self._recorder.begun)
             time.sleep(SECONDS_BETWEEN_LOOKS)
         self._hear()
 
@@ -153,7 +153,7 @@ class Broker:
         if self._finishing:
             return
         # What the group has learned is with those that were there.
-        lost = self._recorder.steps > 0 and not set(self._peers) - self._coming
+        lost = self._recorder.begun and not set(self._peers) - self._coming
         if self._restarts_left and not lost:
             self._restarts_left -= 1
             print(f"{name} is started again", flush=True)
@@ -211,6 +211,11 @@ def find_torchrun() -> Torchrun | None:
     return Torchrun(rank, world_size, attempt, resumes)
 
 
+def say_begun(torchrun: Torchrun) -> None:
+    """Say to later attempts that the record is this run's, just before it begins."""
+    torchrun_store().set(BEGUN, str(torchrun.attempt))
+
+
 def train_under_torchrun(plan: Plan, torchrun: Torchrun, recorder: Recorder | None) -> None:
     """Be one peer of a run whose processes torchrun starts, all of them again if one is lost.
 
@@ -232,8 +237,6 @@ def train_under_torchrun(plan: Plan, torchrun: Torchrun, recorder: Recorder | No
 
     thread = threading.Thread(target=serve, daemon=True)
     if recorder is not None:
-        if not torchrun.resumes:
-            shared.set(BEGUN, str(torchrun.attempt))
         thread.start()
     if plan.args.transport == "moolib" and torchrun.rank == 0:
         start_broker(store)
@@ -256,7 +259,7 @@ def _serve(store: Store, num_peers: int, recorder: Recorder, ended: threading.Ev
     while not ended.wait(SECONDS_BETWEEN_LOOKS):
         num_peers -= len(membership.look())
         if not num_peers:
-            membership.publish(begun=recorder.steps > 0)
+            membership.publish(begun=recorder.begun)
         for said in pop_all(store, LOG):
             recorder.hear(said)
     for said in pop_all(store, LOG):

@@ -12,13 +12,18 @@ class Recorder:
     """Holds back rollouts until the step that learned from them, since gradients can be lost."""
 
     def __init__(
-        self, log: RunLog, version: int = 1, last_rollouts: Mapping[int, int] | None = None
+        self,
+        log: RunLog,
+        version: int = 1,
+        steps: int = 0,
+        last_rollouts: Mapping[int, int] | None = None,
     ):
         """Write to a log that has begun.
 
         Args:
           log: of the run.
           version: of the model that the run goes on from.
+          steps: that it has learned from.
           last_rollouts: number of the last rollout of each actor in the log, where the run goes on.
         """
         self._log = log
@@ -33,7 +38,8 @@ class Recorder:
         self._num_lost = 0
         self._groups: dict[int, int | None] = {}  # that stepped from each version
         self._episodes: list[dict[str, Any]] = []
-        self.steps = 0  # learned from
+        self.steps = steps  # learned from
+        self.begun = False  # has told of a step
 
     def restarted(self, actors: Iterable[int]) -> None:
         """Go on counting the rollouts of actors that begin anew, so that no number comes twice."""
@@ -86,4 +92,4 @@ class Recorder:
             self._episodes,
         )
         self._late, self._episodes, self._num_lost = [], [], 0
-        self._version, self.steps = update["version"], update["step"]
+        self._version, self.steps, self.begun = update["version"], update["step"], True

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ import torch
 from torch.distributed import TCPStore
 
 from baselines.moolib_atari import experiment, options
+from baselines.moolib_atari import group as group_module
 from baselines.moolib_atari.accumulator import Accumulator, StateLost
 from baselines.moolib_atari.group import Group, Membership
 from baselines.moolib_atari.recorder import Recorder
@@ -269,6 +271,37 @@ def test_under_torchrun_a_run_of_the_same_name_is_left_alone(tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("already holds a run") == 2
     assert {p: p.read_bytes() for p in record.path.rglob("*") if p.is_file()} == before
+
+
+FAILS_AT_THE_VERY_END = """
+import os, runpy
+from baselines.moolib_atari import experiment
+run = experiment.Peer.run
+def run_and_fail(self, *args, **kwargs):
+    run(self, *args, **kwargs)
+    if self.name == "peer-1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os._exit(1)
+experiment.Peer.run = run_and_fail
+if __name__ == "__main__":
+    runpy.run_module("baselines.moolib_atari", run_name="__main__")
+"""
+
+
+def test_under_torchrun_a_run_that_has_learned_everything_is_not_made_a_failed_one(tmp_path):
+    script = tmp_path / "planted.py"
+    script.write_text(FAILS_AT_THE_VERY_END)
+    flags = SMALL | {"total-steps": 4_000, "runs-dir": tmp_path / "runs"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, "--max-restarts=1", str(script), *(f"--{n}={v}" for n, v in flags.items())],
+        capture_output=True, text=True, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = record_in(tmp_path / "runs")
+    assert record.completed
+    assert record.lines("updates")[-1]["step"] >= 4_000
+    episodes = [tuple(e.values()) for e in record.lines("episodes")]
+    assert len(episodes) == len(set(episodes))
 
 
 def test_what_cannot_be_recorded_ends_the_run(tmp_path):
@@ -554,6 +587,26 @@ def test_peers_whose_group_fails_without_a_death_get_another():
     cohort.membership.look()
     cohort.membership.remove("peer-0", regroup=False)
     assert cohort.membership.look() == []
+
+
+def test_a_member_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(group_module, "CONNECT_TIMEOUT", timedelta(seconds=1))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", store.port, is_master=False)
+    group, membership = Group(client, "peer-0", CPU), Membership(store)
+    Group(client, "peer-1", CPU)  # asks to be let in, and is never heard of again
+    membership.look()
+    membership.publish(begun=False)
+    begin = time.monotonic()
+    assert not group.update()
+    assert time.monotonic() - begin < 10
+    membership.remove("peer-1", regroup=False)
+    membership.look()  # it has asked for another
+    time.sleep(1.1)
+    membership.publish(begun=False)
+    assert group.update()
+    assert group.generation.members == ("peer-0",)
+    assert (group.all_gather(torch.tensor([5])) == 5).all()
 
 
 def test_without_the_state_of_the_group_nobody_can_go_on():

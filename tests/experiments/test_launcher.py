@@ -162,6 +162,27 @@ def test_a_completed_run_of_another_command_is_neither_counted_nor_deleted(study
     assert (study.folder / NAMES[0] / "run.json").read_bytes() == before
 
 
+def test_what_was_interrupted_by_hand_is_not_deleted(study, capsys):
+    assert study(behaviour="killed") == 1
+    log = study.folder / "logs" / f"{NAMES[0]}.log"
+    log.unlink()  # as if the launcher had not started it
+    before = (study.folder / NAMES[0] / "updates.jsonl").read_bytes()
+    capsys.readouterr()
+    assert study() == 1
+    assert "by hand" in capsys.readouterr().out
+    assert (study.folder / NAMES[0] / "updates.jsonl").read_bytes() == before
+    assert list(statuses(study.folder).values()).count("completed") == 3
+
+
+def test_an_interrupted_run_that_cannot_go_on_has_failed(study, capsys):
+    assert study(behaviour="killed") == 1
+    assert study(behaviour="refuse") == 1  # as `--resume` does where versions differ
+    assert f"failed: {NAMES[0]}: error: there is no environment" in capsys.readouterr().out
+    assert study() == 1
+    assert "to run now: 0 runs" in capsys.readouterr().out
+    assert study("--retry") == 0
+
+
 def test_runs_at_work_have_cores_of_their_own(tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(0.4)"]
     jobs = [pool.Job(str(n), sleep, tmp_path / f"{n}.log", cores=n) for n in (1, 2, 1, 9)]
@@ -341,6 +362,11 @@ def test_a_launcher_that_is_killed_at_random_leaves_what_an_undisturbed_one_does
         folder = tmp_path / name
         return [sys.executable, "-m", "experiments.launch", str(path), "--runs-dir", str(folder)]
 
+    def saved_since(begin):
+        for path in (tmp_path / "killed").glob("*/*/checkpoints/*"):
+            with contextlib.suppress(FileNotFoundError):  # an old one, deleted just now
+                yield path.stat().st_mtime > begin
+
     def prints(name):
         folders = record.find_runs(tmp_path / name)
         runs = {folder.name: record.read_run(folder) for folder in folders}
@@ -351,11 +377,18 @@ def test_a_launcher_that_is_killed_at_random_leaves_what_an_undisturbed_one_does
     done = subprocess.run(words("quiet"), cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     resumed = 0
-    for kind in ("alone", "all", "told", "all", "all"):
+    for kind in ("all", "told", "all", "all", "alone"):
+        begin = time.time()
         launcher = subprocess.Popen(
             words("killed"), cwd=root, stdout=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(rng.uniform(4.0, 9.0))
+        # most of the time is start-up: where the runs are killed too, one has made a checkpoint
+        deadline = time.monotonic() + (60 if kind == "all" else rng.uniform(4.0, 9.0))
+        while time.monotonic() < deadline and launcher.poll() is None:
+            if kind == "all" and any(saved_since(begin)):
+                break
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0.0, 0.3))
         children = psutil.Process(launcher.pid).children(recursive=True) if kind == "all" else []
         if launcher.poll() is None:
             launcher.send_signal(signal.SIGTERM if kind == "told" else signal.SIGKILL)

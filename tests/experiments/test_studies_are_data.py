@@ -78,6 +78,15 @@ def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
     )
 
 
+def test_a_setting_may_differ_by_system(tmp_path):
+    text = STUDY.replace("[[runs]]", "[settings.one.systems.cleanba_impala]\ncores = 1\n[[runs]]")
+    study = load(tmp_path, text)
+    assert {(run.system, run.setting.name, run.setting.cores) for run in study.runs} == {
+        ("cleanba_ppo-sync", "one", 2),
+        ("cleanba_impala", "one", 1),
+    }
+
+
 def test_the_paper_s_lag_study_is_the_command_lines_of_appendix_g(tmp_path):
     study = load_study(find_study("monobeast_lag"), "paper")
     assert len(study.runs) == 3 * 10
@@ -113,6 +122,11 @@ def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
         ("cores = 2", "cores = 2\ncolour = 1", "unknown field 'colour'"),
         ("cores = 2", "cores = 2\nflags = 1", "flags must be a table"),
         ("title", "titel", "lacks 'title'"),
+        (
+            "[[runs]]",
+            "[settings.one.systems.moolibb]\ncores = 1\n[[runs]]",
+            "the setting 'one' is about 'moolibb', which has no run",
+        ),
         ("[[runs]]", "[[runs", "mine.toml"),
     ],
 )
@@ -168,6 +182,8 @@ cores = 2
         copy = tmp_path / name / "study.toml"
         copy.write_text(text)
         assert load_study(copy).preset == preset
+        with pytest.raises(StudyError, match=f"holds the records of preset '{preset}'"):
+            load_study(copy, "paper" if preset == "cpu" else "cpu")
         assert load_study(copy).name == name
 
 
