@@ -34,7 +34,7 @@ def draw(
             style.thousands(panel)
         style.systems_and_settings_legend(figure, look)
         runs = pd.concat([frame["runs"] for frame in curves.values()])
-        environments = max(frame["environments"].max() for frame in curves.values())
-        note = f"{style.counts_text(runs)}, {environments} environments"
+        environments = pd.concat([frame["environments"] for frame in curves.values()])
+        note = f"{style.counts_text(runs)}, {style.counts_text(environments, 'environments')}"
         style.source_line(figure, f"{note} · {source}")
     return figure

@@ -15,7 +15,7 @@ def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> 
 
     Args:
       aggregates: rows of `analysis.summary.aggregate_frame`: system, setting, metric, value, low, high
-        (NaN without an interval), runs, environments.
+        (NaN without an interval), runs, environments, note.
       look: colours.
       source: where the data come from, in a few words.
       what: is aggregated, such as `human-normalized score`.
@@ -47,9 +47,11 @@ def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> 
             panel.margins(x=0.12)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
         with_interval = aggregates["low"].notna().any()
-        bars = "bars: 95% stratified bootstrap intervals" if with_interval else "no intervals"
+        bars = ["bars: 95% stratified bootstrap intervals"] if with_interval else []
         counts = style.counts_text(aggregates["runs"])
-        environments = f"{aggregates['environments'].max()} environments"
+        environments = style.counts_text(aggregates["environments"], "environments")
         note = ", ".join(part for part in (counts, environments) if part)
-        style.source_line(figure, f"{what} · {bars} · {note} · {source}")
+        first = " · ".join([what, *bars, note, source])
+        notes = " · ".join(text for text in aggregates["note"].unique() if text)
+        style.source_line(figure, f"{first}\n{notes}" if notes else first)
     return figure

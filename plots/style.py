@@ -197,13 +197,13 @@ def seeds_text(counts: Iterable[int]) -> str:
     return f"{high} {word}" if low == high else f"{low} to {high} {word}"
 
 
-def counts_text(counts: Iterable[float]) -> str:
+def counts_text(counts: Iterable[float], what: str = "runs") -> str:
     """Say of how many runs an aggregate is: `6 runs`, `3 to 6 runs`; '' where that is not known."""
     values = sorted(set(int(count) for count in counts if pd.notna(count)))
     if not values:
         return ""
     low, high = values[0], values[-1]
-    return f"{high:,} runs" if low == high else f"{low:,} to {high:,} runs"
+    return f"{high:,} {what}" if low == high else f"{low:,} to {high:,} {what}"
 
 
 def row_label(system: str, setting: str, look: Look) -> str:

@@ -36,7 +36,6 @@ from plots import (
 from reports import content, render, summaries
 
 PLAIN_WIDTH = 150
-HNS = "normalised score"  # against a human player, or what counts as solved
 
 
 class ReportError(Exception):
@@ -88,7 +87,8 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
     source = f"source: run records of study {name}"
     figures = content.figure_texts(found, source)
     look = style.look_of(done.runs["system"], done.runs["setting"])
-    saved = draw_figures(found, figures, look, source, out / "figures")
+    score = summaries.score_name(done)
+    saved = draw_figures(found, figures, look, source, out / "figures", score)
     data = page_content(name, runs, out, study, tables, done, found, figures)
     html = render.html_page(data, {figure: file.svg for figure, file in saved.items()})
     for page, text in zip(pages, (html, render.markdown_page(data)), strict=True):
@@ -123,13 +123,14 @@ def draw_figures(
     look: style.Look,
     source: str,
     folder: Path,
+    score: str,
 ) -> dict[str, style.Saved]:
-    """Draw and save the figures that there are data for."""
+    """Draw and save the figures that there are data for; `score` is what normalised ones are called."""
     draw = {
         "curves_steps": lambda: learning_curves.draw(found.steps, "step", look, source),
         "curves_time": lambda: learning_curves.draw(found.time, "time", look, source),
-        "aggregates": lambda: intervals.draw(found.aggregates, look, source, HNS),
-        "efficiency": lambda: efficiency.draw(found.efficiency, look, source, HNS),
+        "aggregates": lambda: intervals.draw(found.aggregates, look, source, score),
+        "efficiency": lambda: efficiency.draw(found.efficiency, look, source, score),
         "final_scores": lambda: final_scores.draw(found.scores, look, source),
         "speed": lambda: speed.draw(found.speeds, look, source),
         "time_spent": lambda: time_spent.draw(found.times, look, source),

@@ -447,12 +447,13 @@ def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
         "aggregates": (
             "Normalised scores over all environments",
             "Median, interquartile mean, mean and optimality gap (lower is better) of the normalised final "
-            "scores, with 95% stratified bootstrap intervals.",
+            "scores, each run at its own end, with 95% stratified bootstrap intervals.",
             found.aggregates,
         ),
         "efficiency": (
             "Normalised scores against steps and time",
-            f"Median over environments of the mean normalised score, {band}.",
+            f"Median over environments of the mean normalised score, {band}. A curve ends where its first "
+            "run ends.",
             pd.concat(found.efficiency.values()) if found.efficiency else pd.DataFrame(),
         ),
         "final_scores": (
@@ -501,7 +502,12 @@ def _counts(frame: pd.DataFrame) -> str:
     """Say of how many seeds a figure is, or of how many runs, where it is over environments."""
     if "env_id" in frame:
         return style.seeds_text(frame["runs"])
-    return f"{style.counts_text(frame['runs'])}, {frame['environments'].max()} environments"
+    counts = (
+        style.counts_text(frame["runs"]),
+        style.counts_text(frame["environments"], "environments"),
+    )
+    notes = "; ".join(note for note in frame.get("note", pd.Series(dtype=object)).unique() if note)
+    return ", ".join(counts) + (f" ({notes})" if notes else "")
 
 
 def summary_sentences(

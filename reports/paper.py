@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from analysis import importers, summary
 from analysis.scores import final_scores
 from analysis.tables import InputError, Tables
+from experiments import state
 from experiments.study import StudyError, find_study, load_study
 from plots import (
     efficiency,
@@ -33,7 +34,6 @@ from plots import (
 from plots import final_scores as score_dots
 from reports import summaries
 
-HNS = "human-normalized score"
 TAUS = np.linspace(0.0, 8.0, 161)
 
 
@@ -103,21 +103,22 @@ class Source(NamedTuple):
     tables: Tables
     words: str
     look: style.Look
+    score: str  # what a normalised score is called
 
 
 def _aggregate_curves(source: Source, metric: str) -> Figure | None:
     curves = summaries.efficiency(source.tables, (metric,))
-    return efficiency.draw(curves, source.look, source.words, HNS) if curves else None
+    return efficiency.draw(curves, source.look, source.words, source.score) if curves else None
 
 
 def _aggregates(source: Source) -> Figure | None:
     frame = summaries.aggregate_table(source.tables)
-    return intervals.draw(frame, source.look, source.words, HNS) if len(frame) else None
+    return intervals.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
 
 def _profiles(source: Source) -> Figure | None:
     frame = summary.profiles(final_scores(source.tables), TAUS)
-    return profiles.draw(frame, source.look, source.words, HNS) if len(frame) else None
+    return profiles.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
 
 def _run_times(source: Source) -> Figure | None:
@@ -200,11 +201,17 @@ def read_runs(figure: PaperFigure, runs: Path, preset: str) -> Source:
     if not folder.is_dir():
         command = f"make study STUDY={figure.study} PRESET={preset}"
         raise InputError(f"{folder}: no such folder; {command} makes it")
-    tables = summaries.completed(importers.read([folder], "records"))
-    if not len(tables.runs):
-        raise InputError(f"{folder}: no run there is completed")
+    # a completed run of another command is not the study's
+    done = [
+        folder / run.name
+        for run in study.runs
+        if state.inspect(run, runs).state is state.State.COMPLETED
+    ]
+    if not done:
+        raise InputError(f"{folder}: no run of the study is completed there")
+    tables = importers.read(done, "records")
     words = f"{len(tables.runs)} of {len(study.runs)} runs of study {study.name}"
-    return Source(tables, words, _look(tables))
+    return Source(tables, words, _look(tables), summaries.score_name(tables))
 
 
 def read_published(name: str, figure: PaperFigure, folder: Path) -> Source:
@@ -216,7 +223,8 @@ def read_published(name: str, figure: PaperFigure, folder: Path) -> Source:
     if not figure.published:
         raise InputError(f"{name}: nothing is published that it could be drawn from")
     tables = importers.read([folder / path for path in figure.published])
-    return Source(tables, figure.published_source, _look(tables))
+    name = summaries.score_name(tables)
+    return Source(tables, figure.published_source, _look(tables), name)
 
 
 def _look(tables: Tables) -> style.Look:

@@ -13,6 +13,7 @@ from analysis import aggregates, bootstrap, quality, reproducibility
 from analysis.curves import aggregate_curve_table, curve_table, update_curve_table
 from analysis.importers.records import SKIPPED_UPDATES
 from analysis.lag import PAPER_CHANGES, lag_distribution, predictions
+from analysis.references import ATARI, game_name
 from analysis.scores import final_scores
 from analysis.summary import aggregate, aggregate_frame
 from analysis.tables import Tables
@@ -109,12 +110,36 @@ def aggregate_table(tables: Tables | None) -> pd.DataFrame:
 
     Args:
       tables: completed runs; None for an empty table.
+
+    Returns:
+      Its columns, and `note`: what a reader must know of the row.
     """
-    columns = ["system", "setting", "metric", "value", "low", "high", "runs", "environments"]
-    if tables is None:
+    columns = [
+        "system",
+        "setting",
+        "metric",
+        "value",
+        "low",
+        "high",
+        "runs",
+        "environments",
+        "note",
+    ]
+    entries = [] if tables is None else aggregate(final_scores(tables))
+    if not entries:
         return pd.DataFrame(columns=columns)
-    frame = aggregate_frame(aggregate(final_scores(tables)))
-    return frame[frame["value"].notna()].reset_index(drop=True) if len(frame) else frame
+    frame = aggregate_frame(entries)
+    notes = {(entry["system"], entry["setting"]): entry["note"] for entry in entries}
+    keys = zip(frame["system"], frame["setting"], strict=True)
+    frame["note"] = [notes[key] for key in keys]
+    return frame[frame["value"].notna()].reset_index(drop=True)
+
+
+def score_name(tables: Tables) -> str:
+    """Return what a normalised score is called: against humans on Atari, else what counts as solved."""
+    names = set(environments(tables)) | set(tables.scores["env_id"])
+    atari = all(game_name(env_id) in ATARI for env_id in names)
+    return "human-normalized score" if atari else "normalised score"
 
 
 def efficiency(
@@ -334,10 +359,11 @@ def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str
       planned: names of the runs that the study plans; those without a record are problems.
     """
     planned = list(planned)
-    # What a study does not plan is not missing, and nothing here is normalised.
-    beside = ("unknown environment", *(("missing",) if planned else ()))
     checked = quality.check(tables).itertuples(index=False, name=None)
-    found = [(_name(run), what) for run, what in checked if not what.startswith(beside)]
+    # what a study does not plan is not missing
+    found = [
+        (_name(run), what) for run, what in checked if not (planned and what.startswith("missing"))
+    ]
     runs = tables.runs
     for row in runs[~runs["completed"].to_numpy(bool)].itertuples():
         error = f": {row.error}" if isinstance(row.error, str) else ""

@@ -7,6 +7,7 @@ import pytest
 from synthetic_runs import write_run
 
 from cleanba import record
+from experiments import systems
 from experiments.study import find_study, load_study, study_names
 from reports import paper
 
@@ -35,6 +36,7 @@ def run_study(runs, name):
         write_run(
             runs / study.name / record.run_name(run.system, run.setting.name, run.env_id, run.seed),
             run.system, run.setting.name, run.env_id, run.seed, steps=10_240, study=study.name,
+            command=systems.command(run, runs),
         )  # fmt: skip
     return study
 
@@ -61,17 +63,23 @@ def test_a_figure_is_drawn_whole_from_the_records_of_its_study(name, tmp_path, c
     assert "not in these data" not in printed.out
 
 
-def test_a_figure_counts_completed_runs_only_and_says_how_many(tmp_path):
+def test_a_figure_counts_completed_runs_of_the_study_only_and_says_how_many(tmp_path):
     figure = paper.FIGURES["fig6"]
     study = run_study(tmp_path, figure.study)
-    run = study.runs[0]
-    folder = tmp_path / study.name / run.name
-    write_run(
-        folder, run.system, run.setting.name, run.env_id, run.seed, steps=10_240, status="failed",
-        overwrite=True, study=study.name,
-    )  # fmt: skip
+    other = [*systems.command(study.runs[1], tmp_path), "--learning-rate", "1"]
+    for run, status, command in (
+        (study.runs[0], "failed", systems.command(study.runs[0], tmp_path)),
+        (study.runs[1], "completed", other),  # before the study's file was edited, say
+    ):
+        folder = tmp_path / study.name / run.name
+        write_run(
+            folder, run.system, run.setting.name, run.env_id, run.seed, steps=10_240, status=status,
+            overwrite=True, study=study.name, command=command,
+        )  # fmt: skip
     source = paper.read_runs(figure, tmp_path, "cpu")
-    assert source.words == f"23 of 24 runs of study {study.name}"
+    assert source.words == f"22 of 24 runs of study {study.name}"
+    assert len(source.tables.runs) == 22
+    assert source.score == "normalised score"  # no Atari: nothing to do with humans
 
 
 def test_published_tables_give_what_they_have_and_the_rest_is_named(tmp_path, capsys):
