@@ -141,8 +141,10 @@ class Accumulator:
 
     def update(self) -> None:
         """See what has come from the other peers. To be called often."""
-        if self._group.update():
-            self._begin_generation()
+        if self._group.look():
+            self._drop()
+            if self._group.follow():
+                self._begin_generation()
         if not self._group.connected:
             return
         with self._a_lost_peer_ends_the_generation():
@@ -206,7 +208,6 @@ class Accumulator:
         Raises:
           StateLost: if the group has learned something, and no member has it.
         """
-        self._drop()
         with self._a_lost_peer_ends_the_generation():
             mine = torch.tensor([self._version, int(self._has_state)])
             all_of_them = self._group.all_gather(mine).tolist()

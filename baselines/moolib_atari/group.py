@@ -7,6 +7,7 @@ fail, the next one takes its place.
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -121,11 +122,12 @@ class Group:
         self._store = store
         self._on_cpu: Any = None  # the process groups of this generation
         self._on_gpu: Any = None
+        self._next = self.generation
         self._last_look = 0.0
         store.queue_push(JOINING, json.dumps([name, 0]))
 
-    def update(self) -> bool:
-        """Go over to a new generation of the group, and return whether there is one."""
+    def look(self) -> bool:
+        """Whether there is a new generation to go over to."""
         now = time.monotonic()
         if self.connected and now - self._last_look < SECONDS_BETWEEN_LOOKS:
             return False
@@ -133,12 +135,19 @@ class Group:
         if not self._store.check([GENERATION]):
             return False
         number, members, begun = json.loads(self._store.get(GENERATION))
-        if number == self.generation.number or self.name not in members:
-            return False
+        self._next = Generation(number, tuple(members), begun)
+        return number != self.generation.number and self.name in members
+
+    def follow(self) -> bool:
+        """Go over to the generation that `look` has seen; return whether that worked.
+
+        No work of the last one may be held any more: it would keep its connections open, on which the
+        other peers would wait.
+        """
         self._disconnect()
-        self.generation = Generation(number, tuple(members), begun)
+        self.generation = self._next
         try:
-            self._connect(PrefixStore(f"group-{number}", self._store))
+            self._connect(PrefixStore(f"group-{self.generation.number}", self._store))
         except RuntimeError:
             self.give_up()  # somebody has left since, or does not come in time
             return False
@@ -158,7 +167,11 @@ class Group:
     def _disconnect(self) -> None:
         if self._on_gpu is not None:
             self._on_gpu.abort()  # what waits for a dead peer would wait for ever
+        old = [self._on_cpu, self._on_gpu]
         self._on_cpu = self._on_gpu = None
+        # The end of a process group waits for collectives under way, and those for peers that have gone
+        # on already: so it must not keep this peer from going on.
+        threading.Thread(target=old.clear, name="old-group", daemon=True).start()
 
     @property
     def connected(self) -> bool:

@@ -598,15 +598,41 @@ def test_a_member_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
     membership.look()
     membership.publish(begun=False)
     begin = time.monotonic()
-    assert not group.update()
+    assert group.look()
+    assert not group.follow()
     assert time.monotonic() - begin < 10
     membership.remove("peer-1", regroup=False)
     membership.look()  # it has asked for another
     time.sleep(1.1)
     membership.publish(begun=False)
-    assert group.update()
+    assert group.look()
+    assert group.follow()
     assert group.generation.members == ("peer-0",)
     assert (group.all_gather(torch.tensor([5])) == 5).all()
+
+
+def test_peers_in_the_middle_of_a_collective_go_over_to_a_new_group():
+    """One waits for the other's part, which that one, gone over already, will never give."""
+    cohort = Cohort(versions=(1, 1), virtual_batch_size=1)
+
+    def join(number):
+        def follow(_, peer):
+            deadline = time.monotonic() + 15
+            while not (peer.connected() and peer.generation() == number):
+                peer.update()
+                if peer.wants_state():
+                    peer.set_state({"x": np.zeros(1)})
+                peer.state()
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+
+        return follow
+
+    cohort.everywhere(join(1))
+    cohort.peers[0].skip_gradients()  # begins to count; the other does not
+    cohort.membership._changed = True
+    cohort.membership.publish(begun=True)
+    cohort.everywhere(join(2))
 
 
 def test_without_the_state_of_the_group_nobody_can_go_on():
