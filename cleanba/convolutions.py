@@ -1,8 +1,8 @@
 """Convolutions and pooling whose gradients XLA computes fast on a CPU.
 
-XLA's own gradients of strided convolutions and of max-pooling are slow there, so these are written
-as matrix products and maxima of slices. Tests hold each of them, forward and backward, to Flax's;
-`make bench` shows the speed that they allow.
+XLA's own gradients of convolutions and of max-pooling are slow there, so these are written as matrix
+products and maxima of slices. Tests hold each of them, forward and backward, to Flax's; `make bench`
+shows the speed that they allow.
 """
 
 import functools
@@ -105,6 +105,116 @@ def strided_conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     matrix = kernel.reshape(-1, features)
     out = patches.reshape(-1, matrix.shape[0]) @ matrix
     return out.reshape(batch, rows, columns, features)
+
+
+def _three_shifts(x: jax.Array, axis: int) -> jax.Array:
+    """Return x one further along an axis, x, and x one back, with zeros where there is none [..., 3C]."""
+    size = x.shape[axis]
+
+    def padded(first: int, last: int, before: int, after: int) -> jax.Array:
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (before, after)
+        return jnp.pad(jax.lax.slice_in_dim(x, first, last, axis=axis), padding)
+
+    # Not slices of one padded array: XLA would write that as well.
+    shifts = [padded(0, size - 1, 1, 0), x, padded(1, size, 0, 1)]
+    return jnp.concatenate(shifts, axis=-1)
+
+
+def _three_by_three(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dimensions)
+
+
+def _runs_of_pixels(x: jax.Array, length: int) -> jax.Array:
+    """Return what a 3x3 kernel sees along runs of pixels in a row.
+
+    Args:
+      x: images [B, H, W, C].
+      length: of a run, divides W.
+
+    Returns:
+      [B, H, W / length, (length + 2) * 3 * C], in the order column, row, channel.
+    """
+    batch, height, width, channels = x.shape
+    rows = _three_shifts(x, axis=1).reshape(batch, height, width // length, length, 3 * channels)
+    before = jnp.pad(rows[:, :, :-1, -1:], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
+    after = jnp.pad(rows[:, :, 1:, :1], ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0)))
+    return jnp.concatenate([before, rows, after], axis=3).reshape(*rows.shape[:3], -1)
+
+
+def _run_length(width: int) -> int:
+    return max(length for length in range(1, 7) if width % length == 0)
+
+
+def _few_channels(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolve along runs of pixels: half of the products are with zeros, and it is faster still."""
+    *_, channels, features = kernel.shape
+    length = _run_length(x.shape[2])
+    columns = kernel.transpose(1, 0, 2, 3)
+    matrix = jnp.stack(
+        [jnp.pad(columns, ((k, length - 1 - k), (0, 0), (0, 0), (0, 0))) for k in range(length)],
+        axis=3,
+    ).reshape((length + 2) * 3 * channels, length * features)
+    return (_runs_of_pixels(x, length) @ matrix).reshape(*x.shape[:3], features)
+
+
+def _gradient_of_few_channels(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    channels, features = x.shape[-1], gradient.shape[-1]
+    length = _run_length(x.shape[2])
+    seen = _runs_of_pixels(x, length).reshape(-1, (length + 2) * 3 * channels)
+    product = seen.T @ gradient.reshape(-1, length * features)
+    product = product.reshape(length + 2, 3, channels, length, features)
+    columns = [sum(product[j + k, :, :, k] for k in range(length)) for j in range(3)]
+    return jnp.stack(columns, axis=1)
+
+
+def _gradient_of_kernel(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    """One matrix product: x shifted along the columns, with the gradient shifted along the rows."""
+    channels, features = x.shape[-1], gradient.shape[-1]
+    seen = _three_shifts(x, axis=1).reshape(-1, 3 * channels)
+    product = seen.T @ _three_shifts(gradient, axis=2).reshape(-1, 3 * features)
+    return product.reshape(3, channels, 3, features).transpose(0, 2, 1, 3)[:, ::-1]
+
+
+FEW_CHANNELS = 8  # below it, XLA's own convolution leaves most of a CPU's vectors empty
+
+
+@jax.custom_vjp
+def conv_3x3(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolve with a 3x3 kernel, stride 1 and padding SAME.
+
+    Args:
+      x: images [B, H, W, C].
+      kernel: [3, 3, C, F], as Flax has it.
+
+    Returns:
+      Images [B, H, W, F].
+    """
+    few = x.shape[-1] < FEW_CHANNELS
+    return jax.lax.platform_dependent(
+        x, kernel, cpu=_few_channels if few else _three_by_three, default=_three_by_three
+    )
+
+
+def _conv_3x3_forward(x: jax.Array, kernel: jax.Array):
+    return conv_3x3(x, kernel), (x, kernel)
+
+
+def _conv_3x3_backward(residuals: tuple, gradient: jax.Array):
+    x, kernel = residuals
+    few = x.shape[-1] < FEW_CHANNELS
+    _, pull_back = jax.vjp(_three_by_three, x, kernel)
+    of_kernel = jax.lax.platform_dependent(
+        x,
+        gradient,
+        cpu=_gradient_of_few_channels if few else _gradient_of_kernel,
+        default=lambda x, gradient: pull_back(gradient)[1],
+    )
+    return pull_back(gradient)[0], of_kernel
+
+
+conv_3x3.defvjp(_conv_3x3_forward, _conv_3x3_backward)
 
 
 def max_pool_3x3_stride_2(x: jax.Array) -> jax.Array:

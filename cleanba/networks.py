@@ -10,9 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.linen.initializers import constant, orthogonal
+from flax.linen.initializers import constant, lecun_normal, orthogonal
 
-from cleanba.convolutions import max_pool_3x3_stride_2, strided_conv
+from cleanba.convolutions import conv_3x3, max_pool_3x3_stride_2, strided_conv
 
 NETWORKS = ("resnet", "nature", "mlp")
 
@@ -36,6 +36,23 @@ class StridedConv(nn.Module):
         return strided_conv(x, kernel * scale, self.stride) + bias
 
 
+class Conv(nn.Module):
+    """A 3x3 convolution with padding, see `convolutions.conv_3x3`.
+
+    Its parameters have the names, shapes and initial values of `flax.linen.Conv`'s.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [B, H, W, C] to [B, H, W, features]."""
+        shape = (3, 3, x.shape[-1], self.features)
+        kernel = self.param("kernel", lecun_normal(), shape)
+        bias = self.param("bias", constant(0.0), (self.features,))
+        return conv_3x3(x, kernel) + bias
+
+
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a skip connection (Espeholt et al., 2018, figure 3)."""
 
@@ -45,8 +62,8 @@ class ResidualBlock(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [B, H, W, channels] to the same shape."""
         inputs = x
-        x = nn.Conv(self.channels, (3, 3))(nn.relu(x))
-        x = nn.Conv(self.channels, (3, 3))(nn.relu(x))
+        x = Conv(self.channels)(nn.relu(x))
+        x = Conv(self.channels)(nn.relu(x))
         return x + inputs
 
 
@@ -58,7 +75,7 @@ class ConvSequence(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), channels]."""
-        x = max_pool_3x3_stride_2(nn.Conv(self.channels, (3, 3))(x))
+        x = max_pool_3x3_stride_2(Conv(self.channels)(x))
         return ResidualBlock(self.channels)(ResidualBlock(self.channels)(x))
 
 

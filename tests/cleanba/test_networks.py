@@ -7,18 +7,14 @@ import numpy as np
 import pytest
 
 from cleanba.convolutions import max_pool_3x3_stride_2
-from cleanba.networks import StridedConv, check_fits, default_network, make_network
+from cleanba.networks import Conv, StridedConv, check_fits, default_network, make_network
 
 
-@pytest.mark.parametrize(
-    ("size", "channels", "kernel", "stride"), [(84, 4, 8, 4), (20, 32, 4, 2), (9, 64, 3, 1)]
-)
-def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kernel, stride):
-    x = jax.random.normal(jax.random.key(0), (2, size, size, channels))
-    ours = StridedConv(16, kernel, stride)
-    theirs = nn.Conv(16, (kernel, kernel), (stride, stride), padding="VALID")
+def check_same_layer(ours, theirs, x):
+    """Outputs and gradients are those of a Flax layer with the same parameters."""
     params = ours.init(jax.random.key(1), x)
-    params["params"]["bias"] = jax.random.normal(jax.random.key(2), (16,))
+    jax.tree.map(np.testing.assert_array_equal, params, theirs.init(jax.random.key(1), x))
+    params["params"]["bias"] = jax.random.normal(jax.random.key(2), (ours.features,))
 
     def loss(module):
         return lambda params, x: jnp.sum(jnp.sin(module.apply(params, x)))
@@ -28,6 +24,25 @@ def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kern
         a = jax.grad(loss(ours), argument)(params, x)
         b = jax.grad(loss(theirs), argument)(params, x)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-4), a, b)
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "kernel", "stride"), [(84, 4, 8, 4), (20, 32, 4, 2), (9, 64, 3, 1)]
+)
+def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kernel, stride):
+    x = jax.random.normal(jax.random.key(0), (2, size, size, channels))
+    start = nn.initializers.orthogonal(np.sqrt(2))
+    theirs = nn.Conv(16, (kernel, kernel), (stride, stride), padding="VALID", kernel_init=start)
+    check_same_layer(StridedConv(16, kernel, stride), theirs, x)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "channels"),
+    [(84, 84, 4), (42, 42, 16), (21, 21, 32), (11, 11, 32), (7, 11, 3), (4, 3, 1), (1, 1, 8)],
+)
+def test_3x3_conv_is_flax_conv_with_the_same_parameters(height, width, channels):
+    x = jax.random.normal(jax.random.key(0), (2, height, width, channels))
+    check_same_layer(Conv(16), nn.Conv(16, (3, 3)), x)
 
 
 @pytest.mark.parametrize("size", [84, 42, 21, 5])
