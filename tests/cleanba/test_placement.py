@@ -1,6 +1,8 @@
 """Every layout from one to as many threads and devices as groups is legal, and none is lost."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +69,24 @@ def test_the_default_number_of_groups_suits_every_layout_of_the_readme():
     assert default_num_env_groups(128, 1, 4) == 8
     assert default_num_env_groups(1, 128, 4) == 1
     assert default_num_env_groups(7, 20, 4) == 7
+
+
+ALLOCATE_TWICE = """
+import resource
+
+import numpy as np
+
+from cleanba.placement import Hardware, start_jax
+
+start_jax(Hardware(platform="cpu"), 8)
+np.ones(2**24)  # 128 MB, freed at once
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+def test_memory_that_is_freed_is_there_for_the_next_allocation():
+    done = subprocess.run([sys.executable, "-c", ALLOCATE_TWICE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1000  # page faults; there are 2**27 / 2**12 = 32,768 pages
