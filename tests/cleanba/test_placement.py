@@ -74,14 +74,13 @@ def test_the_default_number_of_groups_suits_every_layout_of_the_readme():
 ALLOCATE_TWICE = """
 import resource
 
-import numpy as np
-
 from cleanba.placement import Hardware, start_jax
 
 start_jax(Hardware(platform="cpu"), 8)
-np.ones(2**24)  # 128 MB, freed at once
+size = 27
+b"x" * 2**size  # freed at once
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-np.ones(2**24)
+b"x" * 2**size
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 """
 
