@@ -62,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         "--margin", type=float, default=reproducibility.MARGIN, help="share that counts as equal"
     )
     same.add_argument("--alpha", type=_level, default=reproducibility.ALPHA)
+    same.add_argument(
+        "--between",
+        choices=("settings", "systems"),
+        default="settings",
+        help="compare the settings of each system, or the systems under each setting",
+    )
 
     commands.add_parser("quality", parents=[shared], help="what is wrong with the data")
     return parser
@@ -138,7 +144,13 @@ def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _reproducibility(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
-    found = reproducibility.verdicts(tables, args.axis, args.margin, args.alpha, seed=args.seed)
+    options = (args.axis, args.margin, args.alpha)
+    if args.between == "systems":
+        found = reproducibility.system_verdicts(tables, *options, seed=args.seed)
+        if not found:
+            raise InputError(f"{args.paths[0]}: no hardware setting with two or more systems here")
+        return {"reproducibility": found}
+    found = reproducibility.verdicts(tables, *options, seed=args.seed)
     if not found:
         raise InputError(f"{args.paths[0]}: no system with two or more hardware settings here")
     return {

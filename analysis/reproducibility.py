@@ -320,13 +320,10 @@ def verdicts(
       environments, final and area (each with the fields of `Difference`), `fingerprints` (pairs of
       runs: identical, different, first_difference) and `note`.
     """
-    raw = run_curves(tables, axis, points)
-    known = all(reference(env) is not None for env in set(raw.runs["env_id"]))
-    curves = normalized(raw) if known and len(raw.runs) else raw
+    curves, known = _comparable_curves(tables, axis, points)
     prints = fingerprint_table(tables)
     entries = []
-    systems = sorted({(r.system, r.setting) for r in tables.runs.itertuples()})
-    for (system, a), (other, b) in combinations(systems, 2):
+    for (system, a), (other, b) in combinations(_sides(tables), 2):
         if system != other:
             continue
         entry = {"system": system, "setting_a": a, "setting_b": b}
@@ -335,6 +332,45 @@ def verdicts(
         options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
         entries.append(entry | _judge(entry["fingerprints"], curves.grid, first, second, options))
     return entries
+
+
+def system_verdicts(
+    tables: Tables,
+    axis: str = "step",
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+    points: int = 50,
+    seed: int = 0,
+) -> list[dict]:
+    """Return a verdict for every two systems under every setting that both have.
+
+    As `verdicts`, by the curves alone: fingerprints of two systems are of different parameters.
+
+    Returns:
+      One entry per pair and setting: system_a, system_b, setting, and what `verdicts` has but for the
+      fingerprints.
+    """
+    curves, known = _comparable_curves(tables, axis, points)
+    options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
+    entries = []
+    for (a, setting), (b, other) in combinations(_sides(tables), 2):
+        if setting == other:
+            entry = {"system_a": a, "system_b": b, "setting": setting}
+            first, second = (setting_curves(curves, system, setting) for system in (a, b))
+            entries.append(entry | _judge({"pairs": 0}, curves.grid, first, second, options))
+    return entries
+
+
+def _sides(tables: Tables) -> list[tuple[str, str]]:
+    """Return the pairs of system and setting that have runs."""
+    return sorted({(run.system, run.setting) for run in tables.runs.itertuples()})
+
+
+def _comparable_curves(tables: Tables, axis: str, points: int) -> tuple[Curves, bool]:
+    """Return the curves of all runs, and whether they are normalised: where every reference is known."""
+    raw = run_curves(tables, axis, points)
+    known = all(reference(env) is not None for env in set(raw.runs["env_id"]))
+    return (normalized(raw) if known and len(raw.runs) else raw), known
 
 
 def _fingerprint_summary(prints: pd.DataFrame, system: str, a: str, b: str) -> dict:

@@ -61,6 +61,21 @@ class IndexQueue:
             raise EOFError
         return _ITEM.unpack(data)[0]
 
+    def get_all(self, limit: int) -> list[int]:
+        """Wait for an index, and return it with the others that are there, at most as many as `limit`.
+
+        Raises:
+          EOFError: if nobody is left who could put one.
+        """
+        data = os.read(self._read, _ITEM.size * limit)
+        if not data:
+            raise EOFError
+        return [index for (index,) in _ITEM.iter_unpack(data)]
+
+    def fileno(self) -> int:
+        """Return what `multiprocessing.connection.wait` waits for."""
+        return self._read
+
     def only_get(self) -> None:
         """Give up putting, in this process."""
         os.close(self._write)

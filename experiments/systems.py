@@ -123,6 +123,40 @@ def moolib_arguments(run: PlannedRun) -> list[str]:
     )
 
 
+def cleanrl_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of CleanRL's PPO, which has one process and one device."""
+    return flags(
+        {
+            "env_id": run.env_id,
+            "seed": run.seed,
+            "total_timesteps": run.total_timesteps,
+            **run.hyperparameters,
+            **dict(run.setting.flags),
+            "study": run.study,
+            "setting": run.setting.name,
+        }
+    )
+
+
+def hts_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of HTS-RL, whose actor threads are processes; `-sync` is its baseline."""
+    _, _, algorithm = run.system.removesuffix("-sync").split("_")
+    return flags(
+        {
+            "env_id": run.env_id,
+            "seed": run.seed,
+            "total_timesteps": run.total_timesteps,
+            "algorithm": algorithm,
+            "schedule": "synchronous" if run.system.endswith("-sync") else "hts",
+            **run.hyperparameters,
+            "num_actors": run.setting.num_actor_threads,
+            **dict(run.setting.flags),
+            "study": run.study,
+            "setting": run.setting.name,
+        }
+    )
+
+
 SYSTEMS = {
     system.name: system
     for system in (
@@ -138,6 +172,12 @@ SYSTEMS = {
         ),
         System("monobeast", "baselines/monobeast_study.py", monobeast_arguments),
         System("moolib", "baselines/moolib_atari/__main__.py", moolib_arguments),
+        System("cleanrl_ppo", "baselines/cleanrl_ppo.py", cleanrl_arguments),
+        *(
+            System(f"hts_rl_{algorithm}{schedule}", "baselines/hts_rl.py", hts_arguments)
+            for algorithm in ("a2c", "ppo")
+            for schedule in ("", "-sync")
+        ),
     )
 }
 

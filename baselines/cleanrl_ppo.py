@@ -1,0 +1,460 @@
+"""CleanRL's PPO on EnvPool, in JAX: the synchronous reference of the comparison, in one file.
+
+Proximal policy optimisation (https://arxiv.org/abs/1707.06347) as CleanRL's
+`ppo_atari_envpool_xla_jax_scan.py` has it (https://docs.cleanrl.dev/rl-algorithms/ppo): one process, one
+batch of environments, one device; rollout and update take turns; the whole update is one compiled call.
+With Cleanba PPO it has environments, networks and the run record in common, and nothing of the algorithm.
+docs/ppo-details.md says which of PPO's implementation details are where.
+
+    python baselines/cleanrl_ppo.py --env-id Breakout-v5
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from cleanba import placement
+from cleanba.command_line import BadInput, run_command_line
+from cleanba.environments import (
+    EnvSpec,
+    EpisodeStatistics,
+    check_env_id,
+    describe_env,
+    env_seeds,
+    make_envs,
+)
+from cleanba.groupwise import fingerprint
+from cleanba.networks import check_fits, default_network, make_network
+from cleanba.preparation import versions
+from cleanba.record import RunWriter, check_writable, run_name, source_revision
+from cleanba.scalar_log import TensorBoardWriter, hyperparameter_table, update_scalars
+
+SYSTEM = "cleanrl_ppo"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Hyperparameters (those of Cleanba PPO) and, after them, hardware settings and the record."""
+
+    env_id: str = "Breakout-v5"
+    """EnvPool environment."""
+    seed: int = 1
+    """Seed of the run: environments, initial parameters, actions, minibatches."""
+    total_timesteps: int = 50_000_000
+    """Agent steps over all environments (200M Atari frames)."""
+    learning_rate: float = 2.5e-4
+    """Learning rate of Adam."""
+    anneal_lr: bool = True
+    """Anneal the learning rate linearly to 0."""
+    num_envs: int = 120
+    """Environments."""
+    num_steps: int = 128
+    """Steps of each environment in a rollout."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    num_minibatches: int = 4
+    """Minibatches of an epoch, cut from one permutation of the whole batch."""
+    update_epochs: int = 4
+    """Epochs over each batch."""
+    norm_adv: bool = True
+    """Normalise advantages over each minibatch."""
+    clip_coef: float = 0.1
+    """Clipping of the probability ratio."""
+    ent_coef: float = 0.01
+    """Coefficient of the entropy."""
+    vf_coef: float = 0.5
+    """Coefficient of the value loss (which is not clipped)."""
+    max_grad_norm: float = 0.5
+    """Largest global norm of a gradient."""
+    adam_eps: float = 1e-5
+    """Epsilon of Adam."""
+    mask_resets: bool = True
+    """Leave out the steps on which EnvPool resets an environment: their actions do nothing. CleanRL
+    itself learns from them."""
+    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
+    channels: tuple[int, ...] | None = None
+    """Channels of the convolutional stages; by default the network's own."""
+    hiddens: tuple[int, ...] | None = None
+    """Widths of the dense layers; by default the network's own."""
+    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
+    xla_cpu_pool_size: int = 8
+    """Threads of XLA on a CPU, whatever its cores; part of the arithmetic, as in Cleanba PPO."""
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Kind of device; auto takes an accelerator where jax finds one. A hardware setting."""
+    envpool_threads: int | None = None
+    """Threads that step the environments; by default the cores. A hardware setting."""
+    runs_dir: str = "runs"
+    """Folder of the run records."""
+    study: str = "default"
+    """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
+    setting: str = "one-device"
+    """Name of the hardware setting."""
+    overwrite: bool = False
+    """Delete the record of an earlier run of the same name."""
+    fingerprint_every: int = 10
+    """Updates between two fingerprints (SHA-256) of the parameters in the record."""
+    progress: bool = True
+    """Show a progress bar."""
+
+    @property
+    def batch_size(self) -> int:
+        """Steps of a rollout, over all environments."""
+        return self.num_envs * self.num_steps
+
+
+NOT_LEARNED = (
+    "platform", "envpool_threads", "runs_dir", "study", "setting", "overwrite", "fingerprint_every",
+    "progress",
+)  # fmt: skip
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments, all with one policy; `dones[t]` says that `obs[t]` ended an episode."""
+
+    obs: Any  # [T + 1, B, ...]
+    dones: Any  # bool [T + 1, B]
+    actions: Any  # int32 [T, B]
+    logprobs: Any  # [T, B]
+    values: Any  # [T, B]
+    rewards: Any  # float32 [T, B], clipped on Atari
+
+
+class Transitions(NamedTuple):
+    """N steps, without the order of time."""
+
+    obs: jax.Array  # [N, ...]
+    actions: jax.Array  # [N]
+    logprobs: jax.Array  # [N]
+    advantages: jax.Array  # [N]
+    returns: jax.Array  # [N]
+    weights: jax.Array  # [N], 0 for steps that are left out, else 1
+
+
+class AgentState(NamedTuple):
+    """What an update changes."""
+
+    params: Any
+    opt_state: Any
+
+
+def gae(args: Args, rollout: Rollout, last_value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
+
+    Args:
+      args: hyperparameters.
+      rollout: T steps of B environments.
+      last_value: bootstrap value of the last observations [B].
+
+    Returns:
+      Advantages and returns [T, B].
+    """
+    values = jnp.concatenate([rollout.values, last_value[None]])
+
+    def step(advantage: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        reward, next_done, value, next_value = xs
+        next_not_done = 1.0 - next_done
+        delta = reward + args.gamma * next_value * next_not_done - value
+        advantage = delta + args.gamma * args.gae_lambda * next_not_done * advantage
+        return advantage, advantage
+
+    xs = (rollout.rewards, rollout.dones[1:], values[:-1], values[1:])
+    _, advantages = jax.lax.scan(step, jnp.zeros_like(last_value), xs, reverse=True)
+    return advantages, advantages + values[:-1]
+
+
+def ppo_loss(
+    params: Any, network: Any, minibatch: Transitions, args: Args
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of a minibatch, and its parts."""
+    logits, values = network.apply(params, minibatch.obs)
+    log_policy = jax.nn.log_softmax(logits)
+    logprobs = jnp.take_along_axis(log_policy, minibatch.actions[:, None], axis=1)[:, 0]
+    log_ratio = logprobs - minibatch.logprobs
+    ratio = jnp.exp(log_ratio)
+    weights = minibatch.weights / jnp.maximum(minibatch.weights.sum(), 1)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return (x * weights).sum()
+
+    advantages = minibatch.advantages
+    if args.norm_adv:
+        centred = advantages - mean(advantages)
+        advantages = centred / (jnp.sqrt(mean(centred**2)) + 1e-8)
+
+    unclipped = -advantages * ratio
+    clipped = -advantages * jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = mean(jnp.maximum(unclipped, clipped))
+    value_loss = mean(0.5 * (values - minibatch.returns) ** 2)
+    entropy = mean(-(jnp.exp(log_policy) * log_policy).sum(axis=1))
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": mean((ratio - 1) - log_ratio),
+        "clip_fraction": mean((jnp.abs(ratio - 1) > args.clip_coef).astype(jnp.float32)),
+    }
+
+
+def make_optimizer(args: Args) -> tuple[optax.GradientTransformation, Callable]:
+    """Return Adam after clipping, and its learning rate by update (from 0): constant within one."""
+    num_updates = args.total_timesteps // args.batch_size
+
+    def learning_rate(update: Any) -> Any:
+        return args.learning_rate * (1.0 - update / num_updates if args.anneal_lr else 1.0)
+
+    steps = args.update_epochs * args.num_minibatches
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(args.max_grad_norm),
+        optax.adam(lambda count: learning_rate(count // steps), eps=args.adam_eps),
+    )
+    return optimizer, learning_rate
+
+
+def make_act(network: Any) -> Callable:
+    """Return the compiled policy: (params, obs, key, step) to actions, log-probabilities, values."""
+
+    @jax.jit
+    def act(
+        params: Any, obs: jax.Array, key: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logits, values = network.apply(params, obs)
+        actions = jax.random.categorical(jax.random.fold_in(key, step), logits).astype(jnp.int32)
+        logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), actions[:, None], axis=1)[:, 0]
+        return actions, logprobs, values
+
+    return act
+
+
+def make_update(
+    network: Any, args: Args, optimizer: optax.GradientTransformation, unroll: bool
+) -> Callable:
+    """Return the compiled update.
+
+    Args:
+      network: from observations to logits and values.
+      args: hyperparameters.
+      optimizer: of the parameters.
+      unroll: write all minibatches out, instead of looping over them: XLA's convolutions are slow in
+        loops on a CPU.
+
+    Returns:
+      Function of (state, rollout, random key) to the next state and the metrics [epochs, minibatches].
+    """
+
+    def learn(state: AgentState, minibatch: Transitions) -> tuple[AgentState, dict[str, jax.Array]]:
+        gradient = jax.grad(ppo_loss, has_aux=True)
+        grads, metrics = gradient(state.params, network, minibatch, args)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return AgentState(params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+
+    @jax.jit
+    def update(
+        state: AgentState, rollout: Rollout, key: jax.Array
+    ) -> tuple[AgentState, dict[str, jax.Array]]:
+        _, last_value = network.apply(state.params, rollout.obs[-1])
+        advantages, returns = gae(args, rollout, last_value)
+        weights = 1.0 - rollout.dones[:-1] if args.mask_resets else jnp.ones_like(advantages)
+        batch = jax.tree.map(
+            lambda x: x.reshape(args.batch_size, *x.shape[2:]),
+            Transitions(
+                rollout.obs[:-1], rollout.actions, rollout.logprobs, advantages, returns, weights
+            ),
+        )
+
+        def epoch(state: AgentState, key: jax.Array) -> tuple[AgentState, dict[str, jax.Array]]:
+            order = jax.random.permutation(key, args.batch_size)
+            minibatches = jax.tree.map(
+                lambda x: x[order].reshape(args.num_minibatches, -1, *x.shape[1:]), batch
+            )
+            return jax.lax.scan(learn, state, minibatches, unroll=unroll)
+
+        return jax.lax.scan(epoch, state, jax.random.split(key, args.update_epochs), unroll=unroll)
+
+    return update
+
+
+def check(args: Args) -> tuple[EnvSpec, str, Path]:
+    """Check everything that can be wrong with a run; return its environment, network and folder.
+
+    Raises:
+      ValueError: with one line.
+    """
+    for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs", "fingerprint_every"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 1 or more")
+    if args.batch_size % args.num_minibatches:
+        raise ValueError(
+            f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
+            f"batch ({args.num_envs} environments x {args.num_steps} steps)"
+        )
+    if args.total_timesteps < args.batch_size:
+        raise ValueError(
+            f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
+        )
+    if args.envpool_threads is not None and args.envpool_threads < 1:
+        raise ValueError(f"--envpool-threads {args.envpool_threads}: must be 1 or more")
+    env_seeds(args.seed, 0, args.num_envs)
+    check_env_id(args.env_id)
+    folder = run_name(SYSTEM, args.setting, args.env_id, args.seed)
+    directory = Path(args.runs_dir) / args.study / folder
+    check_writable(directory, args.overwrite)
+    spec = describe_env(args.env_id, args.atari_preprocessing)
+    network_name = default_network(spec.obs_shape) if args.network == "auto" else args.network
+    check_fits(network_name, spec.obs_shape)
+    return spec, network_name, directory
+
+
+def train(args: Args, spec: EnvSpec, network: Any, record: RunWriter) -> AgentState:
+    """Train, and record it; return what was learned."""
+    num_updates = args.total_timesteps // args.batch_size
+    started = time.perf_counter()
+    init_key, act_key, learn_key = jax.random.split(jax.random.key(args.seed), 3)
+    cores = len(os.sched_getaffinity(0))
+    threads = args.envpool_threads or min(cores, args.num_envs)
+    seeds = env_seeds(args.seed, 0, args.num_envs)
+    envs = make_envs(spec.env_id, seeds, threads, args.atari_preprocessing)
+    statistics = EpisodeStatistics(args.num_envs)
+    optimizer, learning_rate = make_optimizer(args)
+    act = make_act(network)
+    on_cpu = jax.local_devices()[0].platform == "cpu"
+    update = make_update(network, args, optimizer, unroll=on_cpu and len(spec.obs_shape) == 3)
+    with threadpool_limits(1, user_api="blas"):  # the bits of LAPACK's QR depend on its threads
+        params = jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
+        jax.block_until_ready(params)
+    state = AgentState(params, optimizer.init(params))
+    board = TensorBoardWriter(record.directory / "tensorboard")
+    board.write_text("hyperparameters", hyperparameter_table(learned(args)))
+    bar = tqdm(total=num_updates * args.batch_size, unit="step", unit_scale=True,
+               disable=not args.progress, dynamic_ncols=True)  # fmt: skip
+
+    obs, _ = envs.reset()
+    done = np.zeros(args.num_envs, bool)
+    shape = (args.num_steps, args.num_envs)
+    global_step, last = 0, 0.0
+    for number in range(1, num_updates + 1):
+        # The rollout: one policy, all of it.
+        all_obs = np.empty((args.num_steps + 1, *obs.shape), obs.dtype)
+        dones = np.empty((args.num_steps + 1, args.num_envs), bool)
+        actions = np.empty(shape, np.int32)
+        rewards, unclipped, logprobs, values = (np.empty(shape, np.float32) for _ in range(4))
+        times = {"inference_time": 0.0, "env_time": 0.0}
+        begin = time.perf_counter()
+        for t in range(args.num_steps):
+            all_obs[t], dones[t] = obs, done
+            before = time.perf_counter()
+            step = np.int32((number - 1) * args.num_steps + t)
+            actions[t], logprobs[t], values[t] = act(state.params, obs, act_key, step)
+            between = time.perf_counter()
+            obs, rewards[t], terminated, truncated, info = envs.step(actions[t])
+            unclipped[t] = info.get("reward", rewards[t])
+            done = terminated | truncated
+            times["inference_time"] += between - before
+            times["env_time"] += time.perf_counter() - between
+        all_obs[-1], dones[-1] = obs, done
+        collected = time.perf_counter()
+
+        # The update: all epochs and minibatches.
+        rollout = Rollout(all_obs, dones, actions, logprobs, values, rewards)
+        state, metrics = update(state, rollout, jax.random.fold_in(learn_key, number))
+        metrics = {name: float(value[-1, -1]) for name, value in jax.device_get(metrics).items()}
+        if not np.isfinite(metrics["loss"]):
+            raise FloatingPointError(f"the loss of update {number} is {metrics['loss']}")
+        now = time.perf_counter()
+
+        # The record.
+        global_step += args.batch_size
+        first_step = global_step - args.batch_size
+        wall_time = round(collected - started, 4)
+        episodes = [
+            {"step": first_step + (e.t + 1) * args.num_envs, "wall_time": wall_time,
+             "env_index": e.index, "return": e.episode_return, "length": e.length}
+            for e in statistics.count(unclipped, dones[1:])
+        ]  # fmt: skip
+        marked = number == num_updates or number % args.fingerprint_every == 0
+        line = {
+            "version": number + 1,
+            "step": global_step,
+            "wall_time": round(now - started, 4),
+            "update_seconds": round(now - started - last, 6),
+            **metrics,
+            "learning_rate": learning_rate(number - 1),
+            # Nobody waits in a queue: rollout and update take turns.
+            "rollout_queue_get_time": 0.0,
+            "params_queue_get_time": 0.0,
+            "rollout_queue_put_time": 0.0,
+            "rollout_time": round(collected - begin, 6),
+            **{name: round(seconds, 6) for name, seconds in times.items()},
+            "training_time": round(now - collected, 6),
+            "fingerprint": fingerprint(state.params) if marked else None,
+        }
+        record.write("episodes", episodes)
+        record.write("rollouts", [{
+            "actor": 0, "group": None, "rollout": number, "steps": args.batch_size,
+            "wall_time": wall_time, "version_first": number, "version_last": number,
+            "versions": [[number, args.batch_size]], "learner_version": number,
+        }])  # fmt: skip
+        record.write("updates", [line])
+        board.write(global_step, update_scalars(line, args.batch_size))
+        if episodes:
+            mean = float(np.mean([e["return"] for e in episodes]))
+            board.write(global_step, {"charts/episodic_return": mean})
+            bar.set_postfix_str(f"return {mean:.1f}", refresh=False)
+        bar.update(args.batch_size)
+        last = now - started
+    bar.close()
+    board.close()
+    return state
+
+
+def learned(args: Args) -> dict[str, Any]:
+    """Return the hyperparameters: what may change what is learned."""
+    return {name: value for name, value in asdict(args).items() if name not in NOT_LEARNED}
+
+
+def main(args: Args) -> None:
+    """Check the arguments, train, and record it."""
+    hardware = placement.Hardware(
+        num_actor_threads=1, platform=args.platform, envpool_threads=args.envpool_threads
+    )
+    try:
+        spec, network_name, directory = check(args)
+        network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
+        placement.start_jax(hardware, args.xla_cpu_pool_size)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    header = {
+        "system": SYSTEM,
+        "setting": args.setting,
+        "env_id": args.env_id,
+        "seed": args.seed,
+        "study": args.study,
+        "hyperparameters": learned(args) | {"network": network_name},
+        "hardware": placement.describe_hardware(hardware, num_processes=1),
+        "versions": versions(),
+        "revision": source_revision(Path(__file__).parent),
+        "command": ["python", *sys.argv],
+    }
+    with RunWriter(directory, header, args.overwrite) as record:
+        train(args, spec, network, record)
+
+
+if __name__ == "__main__":
+    run_command_line(Args, main, "CleanRL's PPO on EnvPool, in JAX.")

@@ -1,0 +1,747 @@
+"""HTS-RL: high-throughput synchronous deep RL, with A2C and PPO, in one file.
+
+The architecture of Liu et al. (2020), https://arxiv.org/abs/2012.09849:
+
+    executors --- state buffer (observation, random number) ---> actors
+        ^------------------- action buffer ------------------------'
+        |
+    storage being written  <-- swapped every `sync_interval` steps -->  storage being read ---> learner
+
+Executors are processes, one environment each. Actors are processes too: they take whatever observations
+there are, and their randomness comes with them from the executors, so that the result does not depend on
+how many actors there are or which of them is first. The learner learns from one storage while the other
+is filled; then both swap, and the actors get its new parameters. So the policy that acts is one update
+behind, always, and the gradient is computed where the data were collected, and applied to the newest
+parameters (the one-step delayed gradient, equation 6).
+
+Read from top to bottom: options, executing, acting, learning, the run.
+
+    python baselines/hts_rl.py --env-id Breakout-v5 --num-actors 4
+"""
+
+import copy
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from baselines import run_log
+from baselines.monobeast_study import Environment
+from baselines.run_log import Clock, RunId, RunLog
+from baselines.shared_memory import IndexQueue, share_parameters, shared_tensor
+from baselines.torch_networks import make_network
+from baselines.worker_processes import WorkerProcesses
+from cleanba.command_line import BadInput, run_command_line
+from cleanba.environments import EnvSpec, env_seeds
+from cleanba.groupwise import fingerprint
+
+FINGERPRINT_EVERY = 100  # updates
+
+
+@dataclass(frozen=True)
+class Args:
+    """Hyperparameters (those of the paper's tables A4 and A6) and, after them, hardware settings."""
+
+    env_id: str = "Breakout-v5"
+    """EnvPool environment."""
+    seed: int = 1
+    """Seed of the run: environments, initial parameters, actions, minibatches."""
+    algorithm: Literal["a2c", "ppo"] = "a2c"
+    """What is learned with."""
+    schedule: Literal["hts", "synchronous"] = "hts"
+    """HTS-RL, or the synchronous baseline: all environments step together, and wait for the learner."""
+    correction: Literal["delayed-gradient", "truncated-is", "none"] = "delayed-gradient"
+    """What is made of data that are one update old (table A1): the gradient is computed at the parameters
+    that collected them; or importance ratios, at most 1, weigh them; or nothing."""
+    total_timesteps: int = 20_000_000
+    """Agent steps over all environments."""
+    num_envs: int = 16
+    """Environments, one to an executor."""
+    num_steps: int | None = None
+    """Steps of each environment in an unroll, which one gradient (or PPO's epochs) is made of; by default
+    5 (A2C) or 128 (PPO)."""
+    sync_interval: int | None = None
+    """Steps of each environment between two synchronisations (alpha), a multiple of `num_steps`; by
+    default one unroll."""
+    learning_rate: float | None = None
+    """Learning rate; by default 7e-4 (A2C) or 3.43e-4 (PPO)."""
+    anneal_lr: bool = False
+    """Anneal the learning rate linearly to 0."""
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """RMSProp (decay 0.99) for both, as in the paper, or Adam."""
+    optimizer_eps: float = 1e-5
+    """Epsilon of the optimiser."""
+    gamma: float = 0.99
+    """Discount factor (0.993 in the paper's football)."""
+    gae_lambda: float | None = None
+    """Lambda of generalised advantage estimation; by default 1 (A2C: n-step returns) or 0.95 (PPO)."""
+    ent_coef: float = 0.01
+    """Coefficient of the entropy (0.003 in the paper's football)."""
+    vf_coef: float = 0.5
+    """Coefficient of the value loss."""
+    max_grad_norm: float = 0.5
+    """Largest global norm of a gradient."""
+    clip_coef: float = 0.1
+    """PPO: clipping of the probability ratio, and of the value's change."""
+    update_epochs: int = 4
+    """PPO: epochs over each unroll."""
+    num_minibatches: int = 4
+    """PPO: minibatches of an epoch."""
+    reward_clipping: Literal["abs_one", "none"] = "abs_one"
+    """Clip rewards to [-1, 1] for learning, or not."""
+    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    """Network; auto takes the Nature CNN for images (tables A4 and A6), else the MLP."""
+    hiddens: tuple[int, ...] | None = None
+    """Widths of the dense layers; by default the network's own."""
+    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's."""
+    torch_threads: int = 1
+    """Threads of torch in the learner. Sums are split by them, so they are part of the arithmetic."""
+    num_actors: int = 4
+    """Actor processes. A hardware setting: the result does not depend on it."""
+    disable_cuda: bool = False
+    """Compute on the CPU even if there is a GPU."""
+    step_delay_seconds: float = 0.0
+    """Seconds that an executor sleeps at every step, as in slower environments: the mean of exponentially
+    distributed times (claim 1, figure 4)."""
+    runs_dir: str = "runs"
+    """Folder of the run records."""
+    study: str = "default"
+    """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
+    setting: str | None = None
+    """Name of the hardware setting; by default the number of actors."""
+    overwrite: bool = False
+    """Delete the record of an earlier run of the same name."""
+    progress: bool = True
+    """Print a line of progress every few seconds."""
+
+
+DEFAULTS = {
+    "a2c": {"num_steps": 5, "learning_rate": 7e-4, "gae_lambda": 1.0},
+    "ppo": {"num_steps": 128, "learning_rate": 3.43e-4, "gae_lambda": 0.95},
+}
+RANGES = {
+    "counts": (
+        "total_timesteps", "num_envs", "num_steps", "sync_interval", "update_epochs",
+        "num_minibatches", "torch_threads", "num_actors",
+    ),
+    "positive": ("learning_rate", "max_grad_norm", "clip_coef"),
+    "not_negative": ("optimizer_eps", "ent_coef", "vf_coef", "step_delay_seconds"),
+    "shares": ("gamma", "gae_lambda"),
+}  # fmt: skip
+HARDWARE = ("num_actors", "step_delay_seconds")
+NOT_HYPERPARAMETERS = {
+    *HARDWARE, "disable_cuda", "runs_dir", "study", "setting", "overwrite", "progress", "env_id", "seed",
+}  # fmt: skip
+
+
+class Storages(NamedTuple):
+    """Shared memory of both data storages, S steps of N environments each."""
+
+    obs: torch.Tensor  # [2, S + 1, N, ...]
+    uniforms: torch.Tensor  # float64 [2, S, N], the randomness of the actions
+    actions: torch.Tensor  # int64 [2, S, N]
+    rewards: torch.Tensor  # float32 [2, S, N], unclipped
+    dones: torch.Tensor  # bool [2, S, N], the episode ended with that step
+    episode_returns: torch.Tensor  # float64 [2, S, N], where dones
+    episode_lengths: torch.Tensor  # int64 [2, S, N], where dones
+    times: torch.Tensor  # float64 [2, N, 3], see `Times`
+
+
+class Times(NamedTuple):
+    """Seconds, as an executor measures them."""
+
+    wall_time: float  # clock time when its part of the storage was full
+    inference_time: float  # waiting for actions
+    env_time: float  # in the environment
+
+
+class Shared(NamedTuple):
+    """What executors, actors and learner share."""
+
+    network: torch.nn.Module  # of the policy that acts; changes only while nobody does
+    version: torch.Tensor  # int64 [1], of it
+    storages: Storages
+    position: (
+        torch.Tensor
+    )  # int64 [N, 2]: storage and step that an environment waits for an action in
+    states: IndexQueue  # environments that wait for an action
+    ready: tuple[IndexQueue, ...]  # by environment: it has an action
+    begin: tuple[IndexQueue, ...]  # by environment: the storage to fill next
+    full: IndexQueue  # environments that have filled their part of the storage
+
+
+def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
+    """Allocate what the processes share, before they are forked."""
+    share_parameters(network)
+    dtype = torch.from_numpy(np.zeros(0, spec.obs_dtype)).dtype
+    shape = (2, args.sync_interval, args.num_envs)
+    return Shared(
+        network=network,
+        version=shared_tensor((1,), torch.int64),
+        storages=Storages(
+            obs=shared_tensor((2, args.sync_interval + 1, args.num_envs, *spec.obs_shape), dtype),
+            uniforms=shared_tensor(shape, torch.float64),
+            actions=shared_tensor(shape, torch.int64),
+            rewards=shared_tensor(shape, torch.float32),
+            dones=shared_tensor(shape, torch.bool),
+            episode_returns=shared_tensor(shape, torch.float64),
+            episode_lengths=shared_tensor(shape, torch.int64),
+            times=shared_tensor((2, args.num_envs, len(Times._fields)), torch.float64),
+        ),
+        position=shared_tensor((args.num_envs, 2), torch.int64),
+        states=IndexQueue(),
+        ready=tuple(IndexQueue() for _ in range(args.num_envs)),
+        begin=tuple(IndexQueue() for _ in range(args.num_envs)),
+        full=IndexQueue(),
+    )
+
+
+def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> None:
+    """Step one environment, and draw the randomness of its actions: the whole of an executor process."""
+    (seed,) = env_seeds(args.seed, env_index, 1)
+    rng, delays = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    env = Environment(spec.env_id, seed, args.atari_preprocessing)
+    views = Storages(*(tensor.numpy() for tensor in shared.storages))
+    position = shared.position.numpy()
+    last = env.initial()
+    while True:
+        storage = shared.begin[env_index].get()
+        inference_time = env_time = 0.0
+        for t in range(args.sync_interval):
+            at = (storage, t, env_index)
+            views.obs[at] = last.obs
+            views.uniforms[at] = rng.random()
+            position[env_index] = storage, t
+            then = clock()
+            shared.states.put(env_index)
+            shared.ready[env_index].get()
+            now = clock()
+            inference_time += now - then
+            if args.step_delay_seconds:
+                time.sleep(delays.exponential(args.step_delay_seconds))
+            last = env.step(int(views.actions[at]))
+            views.rewards[at], views.dones[at] = last.reward, last.done
+            views.episode_returns[at] = last.episode_return
+            views.episode_lengths[at] = last.episode_length
+            env_time += clock() - now
+        views.obs[storage, args.sync_interval, env_index] = last.obs
+        views.times[storage, env_index] = Times(clock(), inference_time, env_time)
+        shared.full.put(env_index)
+
+
+def sample(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return the actions [B] that numbers from [0, 1) draw from policies [B, num_actions]."""
+    cumulative = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
+    drawn = (uniforms[:, None] * cumulative[:, -1:] >= cumulative).sum(dim=-1)
+    return drawn.clamp(max=logits.shape[-1] - 1)
+
+
+def act(args: Args, shared: Shared, device: torch.device) -> None:
+    """Choose actions for whatever observations there are: the whole of an actor process.
+
+    An action's bits must not depend on what else is in the batch. On a CPU each observation is therefore
+    a batch of its own; on a GPU every environment has a row of its own in a batch of all.
+    """
+    network, version = shared.network, -1
+    if device.type == "cuda":
+        network = copy.deepcopy(network).to(device)
+        rows = torch.zeros_like(shared.storages.obs[0, 0], device=device)
+    storages = shared.storages
+    while True:
+        env_indices = shared.states.get_all(args.num_envs if device.type == "cuda" else 1)
+        at = (*shared.position[env_indices].unbind(1), torch.tensor(env_indices))
+        if device.type == "cuda":
+            if version != int(shared.version):
+                network.load_state_dict(shared.network.state_dict())
+                version = int(shared.version)
+            rows[env_indices] = storages.obs[at].to(device)
+            logits = network(rows)[0][env_indices].cpu()
+        else:
+            logits, _ = network(storages.obs[at])
+        storages.actions[at] = sample(logits, storages.uniforms[at])
+        for env_index in env_indices:
+            shared.ready[env_index].put(0)
+
+
+def act_together(
+    args: Args, shared: Shared, network: torch.nn.Module, storage: int, processes: WorkerProcesses
+) -> None:
+    """Choose the actions of a whole storage, as a synchronous system does: step by step, for all at once."""
+    storages = shared.storages
+    device = next(network.parameters()).device
+    for t in range(args.sync_interval):
+        processes.wait_for(shared.states, args.num_envs)
+        with torch.inference_mode():
+            logits, _ = network(storages.obs[storage, t].to(device))
+        storages.actions[storage, t] = sample(logits.cpu(), storages.uniforms[storage, t])
+        for queue in shared.ready:
+            queue.put(0)
+
+
+def without_gradients(role: Any, *arguments: Any) -> None:
+    """Run `execute` or `act` in a process of its own, with one thread of torch."""
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        role(*arguments)
+
+
+class Data(NamedTuple):
+    """An unroll of T steps of N environments, as the policy that collected it sees it."""
+
+    obs: torch.Tensor  # [T * N, ...]
+    actions: torch.Tensor  # [T * N]
+    logprobs: torch.Tensor  # [T * N], under that policy
+    values: torch.Tensor  # [T * N], under it
+    returns: torch.Tensor  # [T * N]
+    weights: torch.Tensor  # [T * N], of the policy loss
+
+
+class Losses(NamedTuple):
+    """Means over the steps of a batch."""
+
+    loss: torch.Tensor
+    policy_loss: torch.Tensor
+    value_loss: torch.Tensor
+    entropy: torch.Tensor
+    approx_kl: torch.Tensor
+
+
+def generalized_returns(
+    rewards: torch.Tensor, dones: torch.Tensor, values: torch.Tensor, gamma: float, lambda_: float
+) -> torch.Tensor:
+    """Return lambda-returns: with lambda 1, the n-step returns of A2C.
+
+    Args:
+      rewards: as the agent learns from them [T, N].
+      dones: whether the episode ended with that step [T, N].
+      values: of the observations [T + 1, N], the last one for bootstrapping.
+      gamma: discount factor.
+      lambda_: mixing parameter of generalised advantage estimation.
+
+    Returns:
+      [T, N].
+    """
+    advantage = torch.zeros_like(values[-1])
+    advantages = []
+    for t in reversed(range(len(rewards))):
+        discount = gamma * (~dones[t]).float()
+        delta = rewards[t] + discount * values[t + 1] - values[t]
+        advantage = delta + discount * lambda_ * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1]) + values[:-1]
+
+
+def _policy(
+    network: torch.nn.Module, data: Data
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits, values = network(data.obs)
+    log_policy = torch.log_softmax(logits, dim=-1)
+    logprobs = log_policy.gather(-1, data.actions[:, None])[:, 0]
+    return logprobs, -(log_policy.exp() * log_policy).sum(dim=-1).mean(), values
+
+
+def a2c_loss(network: torch.nn.Module, data: Data, args: Args) -> Losses:
+    """Advantage actor-critic (https://arxiv.org/abs/1602.01783), as Kostrikov's implementation has it."""
+    logprobs, entropy, values = _policy(network, data)
+    errors = data.returns - values
+    policy_loss = -(data.weights * errors.detach() * logprobs).mean()
+    value_loss = errors.square().mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    return Losses(loss, policy_loss, value_loss, entropy, (data.logprobs - logprobs).mean())
+
+
+def ppo_loss(network: torch.nn.Module, data: Data, advantages: torch.Tensor, args: Args) -> Losses:
+    """The clipped surrogate loss, with a clipped value loss, as Kostrikov's implementation has it."""
+    logprobs, entropy, values = _policy(network, data)
+    ratio = torch.exp(logprobs - data.logprobs)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    policy_loss = -(data.weights * surrogate).mean()
+    change = (values - data.values).clamp(-args.clip_coef, args.clip_coef)
+    errors = (values - data.returns).square()
+    clipped_errors = (data.values + change - data.returns).square()
+    value_loss = 0.5 * torch.maximum(errors, clipped_errors).mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    approx_kl = ((ratio - 1) - (logprobs - data.logprobs)).mean()
+    return Losses(loss, policy_loss, value_loss, entropy, approx_kl)
+
+
+class Learner:
+    """The newest parameters, and how they learn from a storage."""
+
+    def __init__(self, args: Args, network: torch.nn.Module, num_updates: int):
+        """Take over a network, on the device that learns."""
+        self.network = network
+        self.version = 1
+        self._args = args
+        self._device = next(network.parameters()).device
+        # Where gradients are computed: the parameters that collected the data, moved by every step that
+        # the newest ones take, so that PPO's epochs go on from its own last step.
+        self._behaviour = copy.deepcopy(network)
+        optimizers = {
+            "rmsprop": lambda p: torch.optim.RMSprop(
+                p, lr=args.learning_rate, eps=args.optimizer_eps, alpha=0.99
+            ),
+            "adam": lambda p: torch.optim.Adam(p, lr=args.learning_rate, eps=args.optimizer_eps),
+        }
+        self._optimizer = optimizers[args.optimizer](list(network.parameters()))
+        self._num_updates = num_updates
+        self._generator = torch.Generator().manual_seed(args.seed)
+
+    def learn(self, storages: Storages, storage: int, behaviour: Any) -> dict[str, float]:
+        """Make one update: learn from all unrolls of a storage.
+
+        Args:
+          storages: both storages.
+          storage: the full one.
+          behaviour: state of the network that collected it.
+
+        Returns:
+          Losses of the last gradient, `grad_norm` and `learning_rate`.
+        """
+        args = self._args
+        rate = args.learning_rate
+        if args.anneal_lr:
+            rate *= 1 - (self.version - 1) / self._num_updates
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._behaviour.load_state_dict(behaviour)
+        metrics: dict[str, float] = {}
+        with torch.no_grad():  # before anything moves
+            unrolls = [
+                self._read(storages, storage, first)
+                for first in range(0, args.sync_interval, args.num_steps)
+            ]
+        for data in unrolls:
+            metrics = self._a2c(data) if args.algorithm == "a2c" else self._ppo(data)
+        self.version += 1
+        return metrics | {"learning_rate": rate}
+
+    def _a2c(self, data: Data) -> dict[str, float]:
+        return self._step(lambda network: a2c_loss(network, data, self._args))
+
+    def _ppo(self, data: Data) -> dict[str, float]:
+        args = self._args
+        advantages = data.returns - data.values
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-5)
+        metrics: dict[str, float] = {}
+        for _ in range(args.update_epochs):
+            order = torch.randperm(len(data.actions), generator=self._generator)
+            for indices in order.to(self._device).chunk(args.num_minibatches):
+                part, advantage = Data(*(x[indices] for x in data)), advantages[indices]
+                loss = functools.partial(ppo_loss, data=part, advantages=advantage, args=args)
+                metrics = self._step(loss)
+        return metrics
+
+    def _read(self, storages: Storages, storage: int, first: int) -> Data:
+        args = self._args
+        steps = slice(first, first + args.num_steps)
+        obs = storages.obs[storage, first : first + args.num_steps + 1].to(self._device)
+        actions = storages.actions[storage, steps].to(self._device)
+        rewards = storages.rewards[storage, steps].to(self._device)
+        dones = storages.dones[storage, steps].to(self._device)
+        if args.reward_clipping == "abs_one":
+            rewards = rewards.clamp(-1, 1)
+        logits, values = self._behaviour(obs.flatten(0, 1))
+        values = values.view(args.num_steps + 1, args.num_envs)
+        logits = logits.view(args.num_steps + 1, args.num_envs, -1)[:-1].flatten(0, 1)
+        returns = generalized_returns(rewards, dones, values, args.gamma, args.gae_lambda)
+        flat = actions.flatten()
+        obs = obs[:-1].flatten(0, 1)
+        logprobs = torch.log_softmax(logits, dim=-1).gather(-1, flat[:, None])[:, 0]
+        weights = torch.ones_like(logprobs)
+        if args.correction == "truncated-is":
+            newest, _ = self.network(obs)
+            newest = torch.log_softmax(newest, dim=-1).gather(-1, flat[:, None])[:, 0]
+            weights = torch.exp(newest - logprobs).clamp(max=1.0)
+            logprobs = newest  # what PPO's ratio begins with
+        return Data(obs, flat, logprobs, values[:-1].flatten(), returns.flatten(), weights)
+
+    def _step(self, loss: Callable[[torch.nn.Module], Losses]) -> dict[str, float]:
+        """Compute a gradient, where `correction` says, and apply it to the newest parameters."""
+        newest = list(self.network.parameters())
+        delayed = self._args.correction == "delayed-gradient"
+        at = self._behaviour if delayed else self.network
+        losses = loss(at)
+        gradients = torch.autograd.grad(losses.loss, list(at.parameters()))
+        for parameter, gradient in zip(newest, gradients, strict=True):
+            parameter.grad = gradient
+        norm = torch.nn.utils.clip_grad_norm_(newest, self._args.max_grad_norm)
+        before = [parameter.detach().clone() for parameter in newest] if delayed else []
+        self._optimizer.step()
+        if delayed:
+            with torch.no_grad():
+                for parameter, new, old in zip(
+                    self._behaviour.parameters(), newest, before, strict=True
+                ):
+                    parameter += new - old
+        metrics = {name: value.item() for name, value in losses._asdict().items()}
+        if not np.isfinite(metrics["loss"]):
+            raise FloatingPointError(f"the loss of update {self.version} is {metrics['loss']}")
+        return metrics | {"grad_norm": float(norm)}
+
+
+class Plan(NamedTuple):
+    """A run that has been checked and may begin."""
+
+    args: Args  # with what was chosen where they said None
+    run: RunId
+    spec: EnvSpec
+    network: torch.nn.Module
+    network_name: str
+    num_updates: int
+
+
+def prepare(args: Args) -> Plan:
+    """Check everything that can be wrong with a run; nothing is written yet.
+
+    Raises:
+      BadInput: with one line.
+    """
+    chosen = {k: v for k, v in DEFAULTS[args.algorithm].items() if getattr(args, k) is None}
+    args = replace(args, **chosen)
+    args = replace(args, sync_interval=args.sync_interval or args.num_steps)
+    system = f"hts_rl_{args.algorithm}"
+    if args.schedule == "synchronous":
+        system += "-sync"
+        args = replace(args, correction="none")
+    try:
+        run_log.check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
+        run_log.check_name(args.setting, "--setting")
+        if args.sync_interval % args.num_steps:
+            raise ValueError(
+                f"--sync-interval {args.sync_interval}: must be a multiple of --num-steps {args.num_steps}"
+            )
+        batch = args.num_steps * args.num_envs
+        if args.algorithm == "ppo" and batch % args.num_minibatches:
+            raise ValueError(
+                f"--num-minibatches {args.num_minibatches}: must divide the {batch} steps of an unroll"
+            )
+        storage = args.sync_interval * args.num_envs
+        if args.total_timesteps < storage:
+            raise ValueError(
+                f"--total-timesteps {args.total_timesteps}: a storage holds {storage} steps"
+            )
+        setting = args.setting or f"actors{args.num_actors}"
+        run = RunId(system, setting, args.env_id, args.seed, args.study, args.runs_dir)
+        spec = run_log.check_run(
+            run, args.num_envs, overwrite=args.overwrite, preprocessing=args.atari_preprocessing
+        )
+        images = len(spec.obs_shape) == 3
+        name = "nature" if args.network == "auto" and images else args.network
+        name = run_log.choose_network(name, spec)
+        torch.manual_seed(args.seed)
+        torch.set_num_threads(1)  # the bits of an orthogonal start depend on them
+        network = make_network(name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    return Plan(args, run, spec, network, name, args.total_timesteps // storage)
+
+
+def begin_log(plan: Plan, device: torch.device) -> RunLog:
+    """Begin the record of a run."""
+    args = plan.args
+    hyperparameters = {k: v for k, v in asdict(args).items() if k not in NOT_HYPERPARAMETERS}
+    hyperparameters |= {"network": plan.network_name}
+    hardware = {name: getattr(args, name) for name in HARDWARE}
+    hardware |= {"num_processes": 1 + args.num_envs + args.num_actors}
+    hardware |= run_log.describe_device(device)
+    return RunLog(
+        plan.run,
+        hyperparameters,
+        hardware,
+        total_steps=plan.num_updates * args.sync_interval * args.num_envs,
+        overwrite=args.overwrite,
+        progress=args.progress,
+    )
+
+
+class Collected(NamedTuple):
+    """What is known of a full storage beside its data."""
+
+    version: int  # of the policy that acted
+    behaviour: Any  # its state
+    begun: float  # clock time
+    put_time: float  # that it took the executors to get it
+
+
+def train(plan: Plan) -> None:
+    """Start executors, actors and learner, swap the storages, and end them all."""
+    args = plan.args
+    shared = make_shared(args, plan.spec, plan.network)
+    clock = Clock()
+    processes = WorkerProcesses()
+    log: RunLog | None = None
+    error: BaseException | None = None
+    use_cuda = not args.disable_cuda and torch.cuda.device_count() > 0
+    device = torch.device("cuda" if use_cuda else "cpu")
+    try:
+        # Forked before any other thread exists or a GPU is touched.
+        for index in range(args.num_envs):
+            arguments = (execute, index, args, plan.spec, shared, clock)
+            processes.fork(f"executor {index}", without_gradients, *arguments)
+        if args.schedule == "hts":
+            for index in range(args.num_actors):
+                processes.fork(f"actor {index}", without_gradients, act, args, shared, device)
+        torch.set_num_threads(args.torch_threads)
+        log = begin_log(plan, device)
+        learner = Learner(args, copy.deepcopy(plan.network).to(device), plan.num_updates)
+        loop = synchronous_loop if args.schedule == "synchronous" else hts_loop
+        loop(plan, shared, processes, learner, log, clock)
+        run_log.save_parameters(learner.network, plan.run.directory / "model.npz")
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        processes.end()
+        if log is not None:
+            log.close(error)
+    print(f"completed: {plan.run.directory}")
+
+
+def _state_of(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+def hts_loop(
+    plan: Plan,
+    shared: Shared,
+    processes: WorkerProcesses,
+    learner: Learner,
+    log: RunLog,
+    clock: Clock,
+) -> None:
+    """Fill one storage while the learner learns from the other, and swap them."""
+    args = plan.args
+    last, put_time = clock(), 0.0
+    filled: Collected | None = None
+    for number in range(1, plan.num_updates + 2):
+        storage = number % 2
+        filling = None
+        if number <= plan.num_updates:
+            # The actors' parameters change here, where nobody acts.
+            shared.network.load_state_dict(learner.network.state_dict())
+            shared.version[0] = learner.version
+            filling = Collected(learner.version, _state_of(learner.network), clock(), put_time)
+            for queue in shared.begin:
+                queue.put(storage)
+        before = clock()
+        metrics, used = {}, learner.version
+        if filled is not None:
+            metrics = learner.learn(shared.storages, 1 - storage, filled.behaviour)
+        learned = clock()
+        if filling is not None:
+            processes.wait_for(shared.full, args.num_envs)
+        now = clock()
+        if filled is not None:
+            times = {"training_time": learned - before, "get_time": now - learned, "last": last}
+            record(plan, shared, 1 - storage, filled, learner, used, metrics, times, log, now)
+            last = now
+        filled = filling
+        put_time = clock() - float(shared.storages.times[storage, :, 0].mean())
+
+
+def synchronous_loop(
+    plan: Plan,
+    shared: Shared,
+    processes: WorkerProcesses,
+    learner: Learner,
+    log: RunLog,
+    clock: Clock,
+) -> None:
+    """Fill a storage, learn from it, and begin again."""
+    last, put_time = clock(), 0.0
+    for _ in range(plan.num_updates):
+        filled = Collected(learner.version, _state_of(learner.network), clock(), put_time)
+        for queue in shared.begin:
+            queue.put(0)
+        act_together(plan.args, shared, learner.network, 0, processes)
+        processes.wait_for(shared.full, plan.args.num_envs)
+        collected = clock()
+        used = learner.version
+        metrics = learner.learn(shared.storages, 0, filled.behaviour)
+        now = clock()
+        times = {
+            "training_time": now - collected,
+            "get_time": collected - filled.begun,
+            "last": last,
+        }
+        record(plan, shared, 0, filled, learner, used, metrics, times, log, now)
+        last = now
+        put_time = now - float(shared.storages.times[0, :, 0].mean())
+
+
+def record(
+    plan: Plan,
+    shared: Shared,
+    storage: int,
+    filled: Collected,
+    learner: Learner,
+    used: int,
+    metrics: dict[str, float],
+    times: dict[str, float],
+    log: RunLog,
+    now: float,
+) -> None:
+    """Record one update, and the storage that it learned from."""
+    args, storages = plan.args, shared.storages
+    steps = args.sync_interval * args.num_envs
+    number = learner.version - 1
+    measured = storages.times[storage].numpy()
+    means = Times(*measured.mean(axis=0).tolist())
+    marked = number == plan.num_updates or number % FINGERPRINT_EVERY == 0
+    state = {name: value.cpu().numpy() for name, value in learner.network.state_dict().items()}
+    update = {
+        "version": learner.version,
+        "step": number * steps,
+        "wall_time": round(now, 4),
+        "update_seconds": round(now - times["last"], 6),
+        **metrics,
+        "rollout_queue_get_time": round(times["get_time"], 6),
+        "params_queue_get_time": 0.0,
+        "rollout_queue_put_time": round(filled.put_time, 6),
+        "rollout_time": round(float(measured[:, 0].max()) - filled.begun, 6),
+        "inference_time": round(means.inference_time, 6),
+        "env_time": round(means.env_time, 6),
+        "training_time": round(times["training_time"], 6),
+        "fingerprint": fingerprint(state) if marked else None,
+    }
+    rollouts = [
+        {
+            "actor": env_index,
+            "group": None,
+            "rollout": number,
+            "steps": args.sync_interval,
+            "wall_time": round(float(measured[env_index, 0]), 4),
+            "version_first": filled.version,
+            "version_last": filled.version,
+            "versions": [[filled.version, args.sync_interval]],
+            "learner_version": used,
+        }
+        for env_index in range(args.num_envs)
+    ]
+    episodes = [
+        {
+            "step": (number - 1) * steps + (t + 1) * args.num_envs,
+            "wall_time": round(float(measured[env_index, 0]), 4),
+            "env_index": env_index,
+            "return": float(storages.episode_returns[storage, t, env_index]),
+            "length": int(storages.episode_lengths[storage, t, env_index]),
+        }
+        for t, env_index in np.argwhere(storages.dones[storage].numpy()).tolist()
+    ]
+    log.write(update, rollouts, episodes)
+
+
+def main(args: Args) -> None:
+    """Check the arguments, and train."""
+    train(prepare(args))
+
+
+if __name__ == "__main__":
+    run_command_line(Args, main, "HTS-RL, with A2C and PPO, on EnvPool.")

@@ -1,0 +1,318 @@
+"""HTS-RL: the same bits for any number of actors, one update of lag, and its gradient where it says."""
+
+import copy
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+import rlax
+import torch
+
+from baselines import hts_rl
+from baselines.torch_networks import make_network
+from cleanba.command_line import BadInput
+from cleanba.record import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "baselines" / "hts_rl.py"
+S, N, A = 4, 3, 3
+A2C = hts_rl.Args(
+    algorithm="a2c", num_envs=N, num_steps=S, sync_interval=S, learning_rate=1e-2, gae_lambda=1.0,
+    total_timesteps=10 * S * N, max_grad_norm=100.0,
+)  # fmt: skip
+PPO = replace(A2C, algorithm="ppo", gae_lambda=0.95, num_minibatches=2, update_epochs=2)
+
+
+def test_numbers_draw_actions_as_likely_as_the_policy_has_them():
+    logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]]))
+    for number, action in ((0.0, 0), (0.19, 0), (0.21, 1), (0.49, 1), (0.51, 2), (1 - 1e-16, 2)):
+        assert hts_rl.sample(logits, torch.tensor([number], dtype=torch.float64)) == action
+    numbers = torch.arange(1000, dtype=torch.float64) / 1000
+    drawn = hts_rl.sample(logits.expand(1000, -1), numbers)
+    np.testing.assert_allclose(np.bincount(drawn) / 1000, [0.2, 0.3, 0.5], atol=0.002)
+
+
+@pytest.mark.parametrize("lambda_", [1.0, 0.95, 0.0])
+def test_returns_agree_with_rlax(lambda_):
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(S, N)), rng.normal(size=(S + 1, N))
+    dones = rng.random((S, N)) < 0.3
+    ours = hts_rl.generalized_returns(
+        torch.tensor(rewards), torch.tensor(dones), torch.tensor(values), 0.9, lambda_
+    )
+    advantages = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)(
+        jnp.float32(rewards), jnp.float32(0.9 * ~dones), lambda_, jnp.float32(values)
+    )
+    np.testing.assert_allclose(ours, advantages + values[:-1], atol=1e-5)
+
+
+@pytest.fixture
+def networks():
+    """The newest parameters, and those that collected the data."""
+    torch.manual_seed(0)
+    behaviour = make_network("mlp", (4,), A)
+    newest = copy.deepcopy(behaviour)
+    with torch.no_grad():
+        for parameter in newest.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return newest, behaviour
+
+
+@pytest.fixture
+def storages():
+    rng = np.random.default_rng(1)
+
+    def tensor(x):
+        return torch.from_numpy(np.stack([x, x]))
+
+    return hts_rl.Storages(
+        obs=tensor(rng.normal(size=(S + 1, N, 4)).astype(np.float32)),
+        uniforms=tensor(rng.random((S, N))),
+        actions=tensor(rng.integers(0, A, (S, N))),
+        rewards=tensor(rng.normal(size=(S, N)).astype(np.float32)),
+        dones=tensor(rng.random((S, N)) < 0.2),
+        episode_returns=tensor(np.zeros((S, N))),
+        episode_lengths=tensor(np.zeros((S, N), np.int64)),
+        times=tensor(np.zeros((N, 3))),
+    )
+
+
+def a2c_gradient(at, behaviour, storages, weigh=None):
+    """By hand: the gradient of the A2C loss at some parameters, of data of a behaviour policy."""
+    obs = storages.obs[0]
+    with torch.no_grad():
+        values = behaviour(obs.flatten(0, 1))[1].view(S + 1, N)
+    returns = torch.zeros(S, N)
+    later = values[-1]
+    for t in reversed(range(S)):
+        reward = storages.rewards[0, t].clamp(-1, 1)
+        later = reward + A2C.gamma * later * (~storages.dones[0, t])
+        returns[t] = later
+    logits, v = at(obs[:-1].flatten(0, 1))
+    policy = torch.distributions.Categorical(logits=logits)
+    logprob = policy.log_prob(storages.actions[0].flatten())
+    advantage = (returns.flatten() - v).detach()
+    if weigh is not None:
+        before = torch.distributions.Categorical(logits=behaviour(obs[:-1].flatten(0, 1))[0])
+        ratio = (logprob - before.log_prob(storages.actions[0].flatten())).exp()
+        advantage = advantage * ratio.clamp(max=1.0).detach()
+    loss = (
+        -(advantage * logprob).mean()
+        + A2C.vf_coef * (returns.flatten() - v).square().mean()
+        - A2C.ent_coef * policy.entropy().mean()
+    )
+    return torch.autograd.grad(loss, list(at.parameters()))
+
+
+@pytest.mark.parametrize("correction", ["delayed-gradient", "truncated-is", "none"])
+def test_the_gradient_is_computed_where_the_correction_says(networks, storages, correction):
+    newest, behaviour = networks
+    at = behaviour if correction == "delayed-gradient" else newest
+    weigh = True if correction == "truncated-is" else None
+    expected = a2c_gradient(at, behaviour, storages, weigh)
+    before = [p.detach().clone() for p in newest.parameters()]
+    learner = hts_rl.Learner(replace(A2C, correction=correction), newest, 10)
+    learner.learn(storages, 0, behaviour.state_dict())
+    # the first step of RMSProp, whose average of squares was 0
+    for old, new, g in zip(before, newest.parameters(), expected, strict=True):
+        step = A2C.learning_rate * g / ((0.01 * g.square()).sqrt() + A2C.optimizer_eps)
+        torch.testing.assert_close(new.detach(), old - step, atol=1e-5, rtol=1e-4)
+
+
+def test_delayed_epochs_of_ppo_are_those_of_ppo_at_the_behaviour_policy(networks, storages):
+    """Where newest and behaviour are the same, the delay changes nothing; else it adds their difference."""
+    newest, behaviour = networks
+
+    def learn(network, correction):
+        network = copy.deepcopy(network)
+        args = replace(PPO, correction=correction, optimizer="adam")
+        hts_rl.Learner(args, network, 10).learn(storages, 0, behaviour.state_dict())
+        return list(network.parameters())
+
+    at_behaviour = learn(behaviour, "none")
+    delayed = learn(behaviour, "delayed-gradient")
+    elsewhere = learn(newest, "delayed-gradient")
+    for a, b, c, old, start in zip(
+        at_behaviour, delayed, elsewhere, behaviour.parameters(), newest.parameters(), strict=True
+    ):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(a - old, c - start, atol=1e-5, rtol=1e-4)
+        assert (a - old).abs().max() > 1e-3
+
+
+def test_ppo_loss_agrees_with_rlax(networks, storages):
+    newest, behaviour = networks
+    args = replace(PPO, correction="none")
+    learner = hts_rl.Learner(args, behaviour, 10)
+    learner._behaviour.load_state_dict(behaviour.state_dict())
+    with torch.no_grad():
+        data = learner._read(storages, 0, 0)
+    advantages = data.returns - data.values
+    losses = hts_rl.ppo_loss(newest, data, advantages, args)
+    logits, _ = newest(data.obs)
+    logprobs = torch.log_softmax(logits, -1).gather(-1, data.actions[:, None])[:, 0]
+    ratio = torch.exp(logprobs - data.logprobs).detach()
+    expected = rlax.clipped_surrogate_pg_loss(
+        jnp.asarray(ratio), jnp.asarray(advantages), args.clip_coef
+    )
+    np.testing.assert_allclose(losses.policy_loss.item(), expected, atol=1e-5)
+    entropy = rlax.entropy_loss(jnp.asarray(logits.detach()), jnp.ones(len(logits)))
+    np.testing.assert_allclose(losses.entropy.item(), -entropy, atol=1e-5)
+
+
+def command(runs_dir, *args):
+    return [
+        sys.executable, str(SCRIPT), "--env-id", "CartPole-v1", "--num-envs", "6", "--runs-dir",
+        str(runs_dir), "--no-progress", *map(str, args),
+    ]  # fmt: skip
+
+
+def run(runs_dir, *args, code=0):
+    done = subprocess.run(command(runs_dir, *args), capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr
+
+
+SHORT = {
+    "a2c": ("--algorithm", "a2c", "--total-timesteps", 6 * 5 * 40),
+    "ppo": ("--algorithm", "ppo", "--num-steps", 32, "--total-timesteps", 6 * 32 * 8),
+    "ppo-interval": (
+        "--algorithm", "ppo", "--num-steps", 16, "--sync-interval", 32, "--total-timesteps", 6 * 32 * 8,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_same_bits_for_1_2_4_and_8_actors(tmp_path, name):
+    results = []
+    for actors in (1, 2, 4, 8):
+        # other times, too, as on other machines
+        run(
+            tmp_path,
+            *SHORT[name],
+            "--num-actors",
+            actors,
+            "--step-delay-seconds",
+            1e-4 * (actors - 1),
+        )
+        (folder,) = tmp_path.glob(f"default/*__actors{actors}__*")
+        record = read_run(folder)
+        assert record.completed
+        assert record.problems == []
+        episodes = [(e["step"], e["env_index"], e["return"]) for e in record.lines("episodes")]
+        losses = [u["loss"] for u in record.lines("updates")]
+        results.append((record.lines("updates")[-1]["fingerprint"], losses, episodes))
+    assert all(result == results[0] for result in results)
+    assert len(set(results[0][1])) > 5
+    assert len(results[0][2]) > 10
+
+
+def test_the_policy_that_acts_is_one_update_behind_and_never_changes_in_between(tmp_path):
+    run(tmp_path, *SHORT["a2c"])
+    run(tmp_path, *SHORT["a2c"], "--schedule", "synchronous")
+    lags = {}
+    for folder in tmp_path.glob("default/*"):
+        record = read_run(folder)
+        rollouts = record.lines("rollouts")
+        assert all(r["versions"] == [[r["version_first"], 5]] for r in rollouts)
+        assert [r["learner_version"] for r in rollouts] == [
+            v for v in range(1, 41) for _ in range(6)
+        ]
+        lags[record.info["system"]] = [r["learner_version"] - r["version_first"] for r in rollouts]
+        assert sum(r["steps"] for r in rollouts) == record.lines("updates")[-1]["step"] == 1200
+    assert lags["hts_rl_a2c"] == [0] * 6 + [1] * 39 * 6  # the first storage has nothing before it
+    assert lags["hts_rl_a2c-sync"] == [0] * 40 * 6
+
+
+def processes_of(parent):
+    return [p for p in parent.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A run that goes on, once it has learned something."""
+    process = subprocess.Popen(
+        command(tmp_path, "--total-timesteps", 10**8, "--num-actors", 2),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    updates = lambda: list(tmp_path.glob("default/*/updates.jsonl"))  # noqa: E731
+    wait_until(lambda: updates() and updates()[0].stat().st_size > 1000)
+    yield process, psutil.Process(process.pid), tmp_path
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(("which", "name"), [(2, "executor 2"), (6, "actor 0"), (7, "actor 1")])
+def test_a_killed_executor_or_actor_ends_the_run_with_its_name(endless, which, name):
+    process, tree, folder = endless
+    children = sorted(processes_of(tree), key=lambda p: p.create_time())
+    assert len(children) == 8
+    children[which].kill()
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert f"{name} (process {children[which].pid}) was ended by SIGKILL" in error
+    assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    (record,) = folder.glob("default/*")
+    assert read_run(record).info["status"] == "failed"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_a_readable_record_and_no_process(endless, number, code):
+    process, tree, folder = endless
+    children = processes_of(tree)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    (record,) = folder.glob("default/*")
+    assert read_run(record).info["status"] == "interrupted"
+
+
+def test_executors_and_actors_end_with_a_killed_learner(endless):
+    process, tree, _ = endless
+    children = processes_of(tree)
+    process.kill()
+    process.wait()
+    alive = lambda: [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]  # noqa: E731
+    wait_until(lambda: not alive(), 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sync_interval": 7}, "--sync-interval 7: must be a multiple of --num-steps 5"),
+        ({"total_timesteps": 10}, "--total-timesteps 10: a storage holds 80 steps"),
+        ({"algorithm": "ppo", "num_minibatches": 7}, "--num-minibatches 7: must divide the 2048"),
+        ({"num_actors": 0}, "--num-actors 0: must be 1 or more"),
+        ({"network": "nature"}, "--network nature: observations are (4,); choose mlp"),
+        ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, options, message):
+    args = hts_rl.Args(env_id="CartPole-v1", runs_dir=str(tmp_path), **options)
+    with pytest.raises(BadInput) as caught:
+        hts_rl.prepare(args)
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(tmp_path):
+    error = run(tmp_path, "--env-id", "CartPole-v9", code=2)
+    assert "no such environment; did you mean CartPole-v" in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
