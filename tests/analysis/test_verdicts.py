@@ -117,6 +117,25 @@ def test_verdicts_of_records(write_run, tmp_path):
     assert ranked["setting_share"].iloc[1] == 0
 
 
+def test_verdicts_between_systems_are_by_setting_and_by_curves_alone(write_run, tmp_path):
+    rng = np.random.default_rng(5)
+    for system, level in (("a", 10.0), ("b", 10.0), ("c", 20.0)):
+        for seed in range(12):
+            returns = rng.normal(level, 0.5, 200)
+            write_run(system=system, setting="x", seed=seed, returns=returns, fingerprint="same-")
+    for seed in range(3):
+        write_run(system="c", setting="y", seed=seed, returns=np.full(200, 1.0))
+    entries = reproducibility.system_verdicts(read_records([tmp_path]))
+    found = {(e["system_a"], e["system_b"], e["setting"]): e["verdict"] for e in entries}
+    assert found == {
+        ("a", "b", "x"): "equivalent",  # not identical, whatever the fingerprints
+        ("a", "c", "x"): "different",
+        ("b", "c", "x"): "different",
+    }
+    only = next(e for e in entries if e["system_b"] == "c")
+    assert only["final"]["difference"] == pytest.approx(10 / 28.8, rel=0.05)
+
+
 def test_variance_components_are_the_known_ones():
     rng = np.random.default_rng(5)
     found = np.mean(

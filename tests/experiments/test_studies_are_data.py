@@ -2,6 +2,8 @@ import tomllib
 
 import pytest
 
+from baselines import cleanrl_ppo, hts_rl
+from cleanba.command_line import parse
 from experiments import systems
 from experiments.study import StudyError, find_study, load_study, study_names
 
@@ -62,6 +64,27 @@ def test_a_command_says_the_whole_run(tmp_path):
     words = systems.command(concurrent, tmp_path)
     assert words[1].endswith("cleanba/cleanba_impala.py")
     assert "--concurrency" in words
+
+
+def test_the_commands_of_the_newer_baselines_are_what_their_programs_take(tmp_path):
+    text = STUDY.replace("anneal_lr = false", "anneal_lr = true")
+    text = text.replace(
+        '["cleanba_ppo-sync", "cleanba_impala"]', '["cleanrl_ppo", "hts_rl_a2c", "hts_rl_ppo-sync"]'
+    )
+    runs = load(tmp_path, text).runs[::2]
+    programs = (cleanrl_ppo.Args, hts_rl.Args, hts_rl.Args)
+    parsed = [
+        parse(program, systems.command(run, tmp_path)[2:], "")
+        for run, program in zip(runs, programs, strict=True)
+    ]
+    for args in parsed:
+        assert (args.env_id, args.seed, args.total_timesteps) == ("CartPole-v1", 1, 1000)
+        assert (args.num_envs, args.anneal_lr, args.study, args.setting) == (8, True, "mine", "one")
+        assert not args.progress
+    assert [(a.algorithm, a.schedule, a.num_actors) for a in parsed[1:]] == [
+        ("a2c", "hts", 1),
+        ("ppo", "synchronous", 1),
+    ]
 
 
 def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
