@@ -24,6 +24,7 @@ import optax
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
+from baselines.run_log import check_name, check_numbers
 from cleanba import placement
 from cleanba.command_line import BadInput, run_command_line
 from cleanba.environments import (
@@ -117,6 +118,15 @@ class Args:
         return self.num_envs * self.num_steps
 
 
+RANGES = {
+    "counts": (
+        "num_envs", "num_steps", "num_minibatches", "update_epochs", "fingerprint_every",
+        "envpool_threads",
+    ),
+    "positive": ("learning_rate", "max_grad_norm", "clip_coef"),
+    "not_negative": ("adam_eps", "ent_coef", "vf_coef"),
+    "shares": ("gamma", "gae_lambda"),
+}  # fmt: skip
 NOT_LEARNED = (
     "platform", "envpool_threads", "runs_dir", "study", "setting", "overwrite", "fingerprint_every",
     "progress",
@@ -297,9 +307,11 @@ def check(args: Args) -> tuple[EnvSpec, str, Path]:
     Raises:
       ValueError: with one line.
     """
-    for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs", "fingerprint_every"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 1 or more")
+    check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
+    check_name(args.setting, "--setting")
+    for name in ("channels", "hiddens"):
+        if min(getattr(args, name) or (1,)) < 1:
+            raise ValueError(f"--{name} {min(getattr(args, name))}: must be 1 or more")
     if args.batch_size % args.num_minibatches:
         raise ValueError(
             f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
@@ -309,8 +321,6 @@ def check(args: Args) -> tuple[EnvSpec, str, Path]:
         raise ValueError(
             f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
         )
-    if args.envpool_threads is not None and args.envpool_threads < 1:
-        raise ValueError(f"--envpool-threads {args.envpool_threads}: must be 1 or more")
     env_seeds(args.seed, 0, args.num_envs)
     check_env_id(args.env_id)
     folder = run_name(SYSTEM, args.setting, args.env_id, args.seed)
@@ -322,11 +332,19 @@ def check(args: Args) -> tuple[EnvSpec, str, Path]:
     return spec, network_name, directory
 
 
-def train(args: Args, spec: EnvSpec, network: Any, record: RunWriter) -> AgentState:
+def initial_params(args: Args, spec: EnvSpec, network: Any) -> Any:
+    """Initialise the network's parameters."""
+    init_key, _, _ = jax.random.split(jax.random.key(args.seed), 3)
+    with threadpool_limits(1, user_api="blas"):  # the bits of LAPACK's QR depend on its threads
+        params = jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
+        return jax.block_until_ready(params)
+
+
+def train(args: Args, spec: EnvSpec, network: Any, params: Any, record: RunWriter) -> AgentState:
     """Train, and record it; return what was learned."""
     num_updates = args.total_timesteps // args.batch_size
     started = time.perf_counter()
-    init_key, act_key, learn_key = jax.random.split(jax.random.key(args.seed), 3)
+    _, act_key, learn_key = jax.random.split(jax.random.key(args.seed), 3)
     cores = len(os.sched_getaffinity(0))
     threads = args.envpool_threads or min(cores, args.num_envs)
     seeds = env_seeds(args.seed, 0, args.num_envs)
@@ -336,9 +354,6 @@ def train(args: Args, spec: EnvSpec, network: Any, record: RunWriter) -> AgentSt
     act = make_act(network)
     on_cpu = jax.local_devices()[0].platform == "cpu"
     update = make_update(network, args, optimizer, unroll=on_cpu and len(spec.obs_shape) == 3)
-    with threadpool_limits(1, user_api="blas"):  # the bits of LAPACK's QR depend on its threads
-        params = jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
-        jax.block_until_ready(params)
     state = AgentState(params, optimizer.init(params))
     board = TensorBoardWriter(record.directory / "tensorboard")
     board.write_text("hyperparameters", hyperparameter_table(learned(args)))
@@ -452,8 +467,9 @@ def main(args: Args) -> None:
         "revision": source_revision(Path(__file__).parent),
         "command": ["python", *sys.argv],
     }
+    params = initial_params(args, spec, network)
     with RunWriter(directory, header, args.overwrite) as record:
-        train(args, spec, network, record)
+        train(args, spec, network, params, record)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ Read from top to bottom: options, executing, acting, learning, the run.
 
 import copy
 import functools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 
 from baselines import run_log
-from baselines.monobeast_study import Environment
+from baselines.monobeast_study import Environment, run_lengths
 from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import IndexQueue, share_parameters, shared_tensor
 from baselines.torch_networks import make_network
@@ -145,6 +146,7 @@ class Storages(NamedTuple):
     obs: torch.Tensor  # [2, S + 1, N, ...]
     uniforms: torch.Tensor  # float64 [2, S, N], the randomness of the actions
     actions: torch.Tensor  # int64 [2, S, N]
+    versions: torch.Tensor  # int64 [2, S, N], of the policy that chose them, as the actor saw it
     rewards: torch.Tensor  # float32 [2, S, N], unclipped
     dones: torch.Tensor  # bool [2, S, N], the episode ended with that step
     episode_returns: torch.Tensor  # float64 [2, S, N], where dones
@@ -187,6 +189,7 @@ def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
             obs=shared_tensor((2, args.sync_interval + 1, args.num_envs, *spec.obs_shape), dtype),
             uniforms=shared_tensor(shape, torch.float64),
             actions=shared_tensor(shape, torch.int64),
+            versions=shared_tensor(shape, torch.int64),
             rewards=shared_tensor(shape, torch.float32),
             dones=shared_tensor(shape, torch.bool),
             episode_returns=shared_tensor(shape, torch.float64),
@@ -262,8 +265,10 @@ def act(args: Args, shared: Shared, device: torch.device) -> None:
             rows[env_indices] = storages.obs[at].to(device)
             logits = network(rows)[0][env_indices].cpu()
         else:
+            version = int(shared.version)
             logits, _ = network(storages.obs[at])
         storages.actions[at] = sample(logits, storages.uniforms[at])
+        storages.versions[at] = version
         for env_index in env_indices:
             shared.ready[env_index].put(0)
 
@@ -279,6 +284,7 @@ def act_together(
         with torch.inference_mode():
             logits, _ = network(storages.obs[storage, t].to(device))
         storages.actions[storage, t] = sample(logits.cpu(), storages.uniforms[storage, t])
+        storages.versions[storage, t] = shared.version
         for queue in shared.ready:
             queue.put(0)
 
@@ -503,16 +509,21 @@ def prepare(args: Args) -> Plan:
     Raises:
       BadInput: with one line.
     """
+    try:
+        run_log.check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
+        run_log.check_name(args.setting, "--setting")
+        if min(args.hiddens or (1,)) < 1:
+            raise ValueError(f"--hiddens {min(args.hiddens)}: must be 1 or more")
+    except ValueError as error:
+        raise BadInput(str(error)) from None
     chosen = {k: v for k, v in DEFAULTS[args.algorithm].items() if getattr(args, k) is None}
     args = replace(args, **chosen)
     args = replace(args, sync_interval=args.sync_interval or args.num_steps)
     system = f"hts_rl_{args.algorithm}"
     if args.schedule == "synchronous":
         system += "-sync"
-        args = replace(args, correction="none")
+        args = replace(args, correction="none", num_actors=0)  # the learner acts itself
     try:
-        run_log.check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
-        run_log.check_name(args.setting, "--setting")
         if args.sync_interval % args.num_steps:
             raise ValueError(
                 f"--sync-interval {args.sync_interval}: must be a multiple of --num-steps {args.num_steps}"
@@ -527,11 +538,14 @@ def prepare(args: Args) -> Plan:
             raise ValueError(
                 f"--total-timesteps {args.total_timesteps}: a storage holds {storage} steps"
             )
-        setting = args.setting or f"actors{args.num_actors}"
+        alone = "one-thread" if args.schedule == "synchronous" else f"actors{args.num_actors}"
+        setting = args.setting or alone
         run = RunId(system, setting, args.env_id, args.seed, args.study, args.runs_dir)
         spec = run_log.check_run(
             run, args.num_envs, overwrite=args.overwrite, preprocessing=args.atari_preprocessing
         )
+        if not spec.obs_shape:
+            raise ValueError(f"--env-id {args.env_id}: its observations are single numbers")
         images = len(spec.obs_shape) == 3
         name = "nature" if args.network == "auto" and images else args.network
         name = run_log.choose_network(name, spec)
@@ -580,6 +594,10 @@ def train(plan: Plan) -> None:
     error: BaseException | None = None
     use_cuda = not args.disable_cuda and torch.cuda.device_count() > 0
     device = torch.device("cuda" if use_cuda else "cpu")
+    if use_cuda:  # and one order of additions there; inherited by the actors
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
     try:
         # Forked before any other thread exists or a GPU is touched.
         for index in range(args.num_envs):
@@ -658,6 +676,7 @@ def synchronous_loop(
     last, put_time = clock(), 0.0
     for _ in range(plan.num_updates):
         filled = Collected(learner.version, _state_of(learner.network), clock(), put_time)
+        shared.version[0] = learner.version
         for queue in shared.begin:
             queue.put(0)
         act_together(plan.args, shared, learner.network, 0, processes)
@@ -674,6 +693,10 @@ def synchronous_loop(
         record(plan, shared, 0, filled, learner, used, metrics, times, log, now)
         last = now
         put_time = now - float(shared.storages.times[0, :, 0].mean())
+
+
+def _fingerprint(network: torch.nn.Module) -> str:
+    return fingerprint({k: v.cpu().numpy() for k, v in network.state_dict().items()})
 
 
 def record(
@@ -695,7 +718,7 @@ def record(
     measured = storages.times[storage].numpy()
     means = Times(*measured.mean(axis=0).tolist())
     marked = number == plan.num_updates or number % FINGERPRINT_EVERY == 0
-    state = {name: value.cpu().numpy() for name, value in learner.network.state_dict().items()}
+    delayed = args.correction == "delayed-gradient"
     update = {
         "version": learner.version,
         "step": number * steps,
@@ -709,22 +732,25 @@ def record(
         "inference_time": round(means.inference_time, 6),
         "env_time": round(means.env_time, 6),
         "training_time": round(times["training_time"], 6),
-        "fingerprint": fingerprint(state) if marked else None,
+        **({"gradient_version": filled.version} if delayed else {}),
+        "fingerprint": _fingerprint(learner.network) if marked else None,
     }
-    rollouts = [
-        {
-            "actor": env_index,
-            "group": None,
-            "rollout": number,
-            "steps": args.sync_interval,
-            "wall_time": round(float(measured[env_index, 0]), 4),
-            "version_first": filled.version,
-            "version_last": filled.version,
-            "versions": [[filled.version, args.sync_interval]],
-            "learner_version": used,
-        }
-        for env_index in range(args.num_envs)
-    ]
+    rollouts = []
+    for env_index in range(args.num_envs):
+        versions, counts = run_lengths(storages.versions[storage, :, env_index].numpy())
+        rollouts.append(
+            {
+                "actor": env_index,
+                "group": None,
+                "rollout": number,
+                "steps": args.sync_interval,
+                "wall_time": round(float(measured[env_index, 0]), 4),
+                "version_first": versions[0],
+                "version_last": versions[-1],
+                "versions": list(zip(versions, counts, strict=True)),
+                "learner_version": used,
+            }
+        )
     episodes = [
         {
             "step": (number - 1) * steps + (t + 1) * args.num_envs,

@@ -5,8 +5,9 @@
 Environments are CartPole's with exponentially distributed step times, as in the paper's figure 4. Claim 1 of
 the paper says how long it takes to collect data (`analysis.queueing.expected_run_time`); the synchronous
 system waits for the slowest environment at every step and learns afterwards, HTS-RL waits at every
-synchronisation and learns meanwhile. What one step costs beside its delay, and what an update costs, is
-measured: in a run without delays for the synchronous system, in the same run for HTS-RL.
+synchronisation and learns meanwhile. What is predicted is this waiting. What a step costs beside its delay
+is measured: for the synchronous system in a run without delays, for HTS-RL in the run itself, because
+without delays its processes would wait for the cores.
 """
 
 import json
@@ -54,7 +55,8 @@ class Speed(NamedTuple):
 
 def measure(schedule: str, delay: float, args: Args) -> Speed:
     """Time a run."""
-    steps = NUM_ENVS * NUM_STEPS * (SKIPPED_UPDATES + args.updates)
+    # Nothing is collected beside the last update of HTS-RL, so that one is not timed.
+    steps = NUM_ENVS * NUM_STEPS * (SKIPPED_UPDATES + args.updates + 1)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, str(Path(__file__).parents[1] / "baselines" / "hts_rl.py"),
@@ -68,7 +70,7 @@ def measure(schedule: str, delay: float, args: Args) -> Speed:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
         (path,) = Path(folder).glob("*/*")
         updates = read_run(path).lines("updates")
-    first, timed = updates[SKIPPED_UPDATES - 1], updates[SKIPPED_UPDATES:]
+    first, timed = updates[SKIPPED_UPDATES - 1], updates[SKIPPED_UPDATES:-1]
 
     def mean(*names: str) -> float:
         return float(np.mean([sum(update[name] for name in names) for update in timed]))
@@ -100,7 +102,7 @@ def predicted_sps(
 
 def main(args: Args) -> None:
     """Measure, print a table, and write JSON."""
-    if args.updates < 1 or min(args.delays) <= 0:
+    if args.updates < 1 or not args.delays or min(args.delays) <= 0:
         raise BadInput("--updates must be 1 or more, and --delays more than 0")
     plain = measure("synchronous", 0.0, args)
     print(
@@ -114,7 +116,7 @@ def main(args: Args) -> None:
     for delay in args.delays:
         together, apart = measure("synchronous", delay, args), measure("hts", delay, args)
         of_step = plain.rollout_time / NUM_STEPS
-        slow = predicted_sps(1, delay, of_step, together.training_time, overlap=False)
+        slow = predicted_sps(1, delay, of_step, plain.training_time, overlap=False)
         rest = max(apart.step_time - delay, 0.0)
         fast = predicted_sps(NUM_STEPS, delay, rest, apart.training_time, overlap=True)
         ratio, predicted = apart.sps / together.sps, fast / slow

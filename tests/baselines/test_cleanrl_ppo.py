@@ -151,10 +151,25 @@ def test_steps_that_reset_teach_nothing_unless_asked_for(network, params, rollou
 
 
 def test_the_learning_rate_falls_to_0_by_update():
+    """As reported, and as the optimiser takes it: Adam's steps, by hand."""
     _, learning_rate = cleanrl.make_optimizer(ARGS)
     assert learning_rate(0) == ARGS.learning_rate
     assert learning_rate(5) == pytest.approx(ARGS.learning_rate / 2)
     assert learning_rate(10) == 0
+    args = replace(ARGS, update_epochs=1, num_minibatches=2, learning_rate=0.1)  # 10 updates
+    optimizer, _ = cleanrl.make_optimizer(args)
+    actual = jnp.zeros(2)
+    state = optimizer.init(actual)
+    m = v = expected = np.zeros(2)
+    gradients = np.random.default_rng(0).normal(size=(6, 2))
+    for i, g in enumerate(gradients):
+        updates, state = optimizer.update(jnp.float32(g), state, actual)
+        actual = actual + updates
+        g = g * min(1, args.max_grad_norm / np.linalg.norm(g))
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        m_hat, v_hat = m / (1 - 0.9 ** (i + 1)), v / (1 - 0.999 ** (i + 1))
+        expected = expected - 0.1 * (1 - (i // 2) / 10) * m_hat / (np.sqrt(v_hat) + args.adam_eps)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_gradients_are_clipped_by_their_global_norm(network, params, rollout):
@@ -207,6 +222,9 @@ def test_a_run_is_recorded_and_the_same_again_on_other_hardware_settings(tmp_pat
         ({"total_timesteps": 100}, "--total-timesteps 100: one update learns from 256 steps"),
         ({"network": "nature"}, "--network nature: observations are (4,); choose mlp"),
         ({"num_envs": 0}, "--num-envs 0: must be 1 or more"),
+        ({"learning_rate": float("nan")}, "--learning-rate nan: must be more than 0"),
+        ({"hiddens": (64, -1)}, "--hiddens -1: must be 1 or more"),
+        ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
         ({"envpool_threads": 0}, "--envpool-threads 0: must be 1 or more"),
     ],
 )

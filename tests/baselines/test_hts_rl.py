@@ -77,6 +77,7 @@ def storages():
         obs=tensor(rng.normal(size=(S + 1, N, 4)).astype(np.float32)),
         uniforms=tensor(rng.random((S, N))),
         actions=tensor(rng.integers(0, A, (S, N))),
+        versions=tensor(np.ones((S, N), np.int64)),
         rewards=tensor(rng.normal(size=(S, N)).astype(np.float32)),
         dones=tensor(rng.random((S, N)) < 0.2),
         episode_returns=tensor(np.zeros((S, N))),
@@ -148,24 +149,70 @@ def test_delayed_epochs_of_ppo_are_those_of_ppo_at_the_behaviour_policy(networks
         assert (a - old).abs().max() > 1e-3
 
 
-def test_ppo_loss_agrees_with_rlax(networks, storages):
+def test_ppo_loss_agrees_with_rlax_and_kostrikovs_formulas(networks, storages):
     newest, behaviour = networks
-    args = replace(PPO, correction="none")
+    args = replace(PPO, correction="none", clip_coef=0.05)
     learner = hts_rl.Learner(args, behaviour, 10)
     learner._behaviour.load_state_dict(behaviour.state_dict())
     with torch.no_grad():
         data = learner._read(storages, 0, 0)
     advantages = data.returns - data.values
     losses = hts_rl.ppo_loss(newest, data, advantages, args)
-    logits, _ = newest(data.obs)
-    logprobs = torch.log_softmax(logits, -1).gather(-1, data.actions[:, None])[:, 0]
-    ratio = torch.exp(logprobs - data.logprobs).detach()
-    expected = rlax.clipped_surrogate_pg_loss(
-        jnp.asarray(ratio), jnp.asarray(advantages), args.clip_coef
-    )
-    np.testing.assert_allclose(losses.policy_loss.item(), expected, atol=1e-5)
-    entropy = rlax.entropy_loss(jnp.asarray(logits.detach()), jnp.ones(len(logits)))
-    np.testing.assert_allclose(losses.entropy.item(), -entropy, atol=1e-5)
+    logits, values = (x.detach().numpy() for x in newest(data.obs))
+    log_policy = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    logprobs = log_policy[np.arange(len(logits)), data.actions]
+    old = data.values.numpy()
+    returns = data.returns.numpy()
+    ratio = jnp.exp(logprobs - data.logprobs.numpy())
+    policy_loss = rlax.clipped_surrogate_pg_loss(ratio, jnp.asarray(advantages), args.clip_coef)
+    entropy = -rlax.entropy_loss(jnp.asarray(logits), jnp.ones(len(logits)))
+    clipped = old + np.clip(values - old, -args.clip_coef, args.clip_coef)
+    assert (clipped != values).any()
+    squares = np.maximum((values - returns) ** 2, (clipped - returns) ** 2)
+    value_loss = 0.5 * squares.mean()
+    np.testing.assert_allclose(losses.policy_loss.item(), policy_loss, atol=1e-5)
+    np.testing.assert_allclose(losses.entropy.item(), entropy, atol=1e-5)
+    np.testing.assert_allclose(losses.value_loss.item(), value_loss, atol=1e-5)
+    whole = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    np.testing.assert_allclose(losses.loss.item(), whole, atol=1e-5)
+
+
+def test_gradients_are_clipped_and_the_learning_rate_falls_to_0(networks, storages):
+    newest, behaviour = networks
+    args = replace(A2C, max_grad_norm=0.01, anneal_lr=True)
+    before = [p.detach().clone() for p in newest.parameters()]
+    expected = a2c_gradient(behaviour, behaviour, storages)
+    norm = torch.sqrt(sum(g.square().sum() for g in expected))
+    learner = hts_rl.Learner(args, newest, num_updates=4)
+    metrics = learner.learn(storages, 0, behaviour.state_dict())
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert norm > 0.02
+    for old, new, g in zip(before, newest.parameters(), expected, strict=True):
+        g = g * 0.01 / norm
+        step = args.learning_rate * g / ((0.01 * g.square()).sqrt() + args.optimizer_eps)
+        torch.testing.assert_close(new.detach(), old - step, atol=1e-5, rtol=1e-3)
+    rates = [metrics["learning_rate"]]
+    rates += [learner.learn(storages, 0, behaviour.state_dict())["learning_rate"] for _ in range(3)]
+    np.testing.assert_allclose(rates, args.learning_rate * np.array([1, 0.75, 0.5, 0.25]))
+
+
+def test_ppo_normalises_advantages_over_the_unroll(networks, storages, monkeypatch):
+    seen = []
+    loss = hts_rl.ppo_loss
+
+    def spy(network, data, advantages, args):
+        seen.append(advantages)
+        return loss(network, data, advantages, args)
+
+    monkeypatch.setattr(hts_rl, "ppo_loss", spy)
+    newest, behaviour = networks
+    args = replace(PPO, update_epochs=1)
+    hts_rl.Learner(args, newest, 10).learn(storages, 0, behaviour.state_dict())
+    whole = torch.cat(seen)
+    assert len(seen) == args.num_minibatches
+    assert len(whole) == S * N
+    assert whole.mean().abs() < 1e-6
+    assert whole.std() == pytest.approx(1, abs=1e-3)
 
 
 def command(runs_dir, *args):
@@ -226,6 +273,9 @@ def test_the_policy_that_acts_is_one_update_behind_and_never_changes_in_between(
         assert [r["learner_version"] for r in rollouts] == [
             v for v in range(1, 41) for _ in range(6)
         ]
+        if record.info["system"] == "hts_rl_a2c":
+            gradients = [u["gradient_version"] for u in record.lines("updates")]
+            assert gradients == [1, *range(1, 40)]
         lags[record.info["system"]] = [r["learner_version"] - r["version_first"] for r in rollouts]
         assert sum(r["steps"] for r in rollouts) == record.lines("updates")[-1]["step"] == 1200
     assert lags["hts_rl_a2c"] == [0] * 6 + [1] * 39 * 6  # the first storage has nothing before it
@@ -299,12 +349,18 @@ def test_executors_and_actors_end_with_a_killed_learner(endless):
         ({"total_timesteps": 10}, "--total-timesteps 10: a storage holds 80 steps"),
         ({"algorithm": "ppo", "num_minibatches": 7}, "--num-minibatches 7: must divide the 2048"),
         ({"num_actors": 0}, "--num-actors 0: must be 1 or more"),
+        ({"sync_interval": 0}, "--sync-interval 0: must be 1 or more"),
+        ({"hiddens": (64, 0)}, "--hiddens 0: must be 1 or more"),
+        (
+            {"env_id": "FrozenLake-v1"},
+            "--env-id FrozenLake-v1: its observations are single numbers",
+        ),
         ({"network": "nature"}, "--network nature: observations are (4,); choose mlp"),
         ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
     ],
 )
 def test_bad_input_is_refused(tmp_path, options, message):
-    args = hts_rl.Args(env_id="CartPole-v1", runs_dir=str(tmp_path), **options)
+    args = hts_rl.Args(**({"env_id": "CartPole-v1", "runs_dir": str(tmp_path)} | options))
     with pytest.raises(BadInput) as caught:
         hts_rl.prepare(args)
     assert message in str(caught.value)
