@@ -63,7 +63,7 @@ replay: .venv/installed ## check a run's episodes by simulating its actions agai
 	$(BIN)/python -m cleanba.replay $(RUN)
 
 test: .venv/installed lint ## run the linter and all tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/installed ## check format and style
 	$(BIN)/ruff format --check .

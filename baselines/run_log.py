@@ -1,5 +1,6 @@
 """What the torch baselines write about a run: the record, TensorBoard, a line now and then."""
 
+import contextlib
 import math
 import os
 import platform
@@ -143,11 +144,12 @@ class RunLog:
         if self._progress and now - then >= SECONDS_BETWEEN_LINES:
             speed = (update["step"] - step) / (now - then)
             mean = f"{np.mean(self._returns):.1f}" if self._returns else "none yet"
-            print(
+            line = (
                 f"Steps {update['step']:,} of {self._total_steps:,} @ {speed:.1f} SPS. "
-                f"Loss {update['loss']}. Return {mean}.",
-                flush=True,
+                f"Loss {update['loss']}. Return {mean}."
             )
+            with contextlib.suppress(BrokenPipeError):  # nobody reads: not the run's end
+                print(line, flush=True)
             self._last_line = (now, update["step"])
 
     def close(self, error: BaseException | None) -> None:

@@ -383,10 +383,11 @@ class Peer:
                     self._save(latest)
                 if _crosses(args.checkpoint_history_interval, before, self.state.train_time):
                     self._save(latest.with_name(f"version-{self.state.version}.npz"))
-                if group != told_group and last_row is not None:
-                    # the leader before may have been lost before it told of the last step
-                    self._tell(store, group=last_row[0], update=last_row[1])
-                told_group = group
+            if group != told_group and last_row is not None:
+                # The leader before may have been lost before it told of the last step, and the next
+                # leader may have that step from another peer's state: so all tell of their last one.
+                self._tell(store, group=last_row[0], update=last_row[1])
+            told_group = group
             if accumulator.has_gradients():
                 stats = accumulator.get_gradient_stats()
                 computed_at = self.state.version

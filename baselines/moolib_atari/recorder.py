@@ -54,9 +54,8 @@ class Recorder:
                 last = self._last_rollouts.get(row["actor"], 0)
                 self._last_rollouts[row["actor"]] = max(last, row["rollout"])
             self._take(said)
-        if (
-            "update" in said and said["update"]["version"] > self._version
-        ):  # a new leader repeats it
+        # in a new group, all peers repeat the last step that they know of
+        if "update" in said and said["update"]["version"] > self._version:
             self._write(said["update"], said["group"])
 
     def _take(self, gradient: Mapping[str, Any]) -> None:

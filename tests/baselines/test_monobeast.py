@@ -383,8 +383,19 @@ def test_a_delayed_learner_ends_with_its_actors(tmp_path):
     assert_gone(actors)
 
 
+LINES_AT_EVERY_UPDATE = """
+import runpy, sys
+from baselines import run_log
+run_log.SECONDS_BETWEEN_LINES = 0.0
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_nobody_needs_to_read_the_lines(tmp_path):
-    words = command(tmp_path)
+    """Neither those of the actors nor those on progress."""
+    python, *words = command(tmp_path)
+    words = [python, "-c", LINES_AT_EVERY_UPDATE, *words]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.stdout.close()
