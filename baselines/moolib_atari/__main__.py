@@ -28,8 +28,12 @@ from cleanba.command_line import run_command_line
 from cleanba.record import read_run
 
 
-def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder]:
-    """Begin the record of a run, or go on with it from its checkpoint."""
+def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder, float]:
+    """Begin the record of a run, or go on with it from its checkpoint.
+
+    Returns:
+      The record, what fills it, and the seconds that the run had taken until the checkpoint.
+    """
     args = plan.args
     resume_at = None
     if resume:
@@ -55,11 +59,11 @@ def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder]:
         resume_at=resume_at,
     )
     if resume_at is None:
-        return log, Recorder(log)
+        return log, Recorder(log), 0.0
     last_rollouts: dict[int, int] = {}
     for row in read_run(plan.run.directory).lines("rollouts"):
         last_rollouts[row["actor"]] = max(row["rollout"], last_rollouts.get(row["actor"], 0))
-    return log, Recorder(log, *resume_at[:2], last_rollouts)
+    return log, Recorder(log, *resume_at[:2], last_rollouts), resume_at[2]
 
 
 def main(args: Args) -> None:
@@ -67,16 +71,17 @@ def main(args: Args) -> None:
     torchrun = find_torchrun()
     plan = prepare(args, torchrun)
     if torchrun is not None and torchrun.rank > 0:
-        train_under_torchrun(plan, torchrun, None)
+        train_under_torchrun(plan, torchrun)
         return
     if torchrun is not None and not torchrun.resumes:
         say_begun(torchrun)
-    log, recorder = begin_record(plan, resume=torchrun is not None and torchrun.resumes)
+    resumes = torchrun is not None and torchrun.resumes
+    log, recorder, seconds_before = begin_record(plan, resumes)
     error: BaseException | None = None
     broker = None
     try:
         if torchrun is not None:
-            train_under_torchrun(plan, torchrun, recorder)
+            train_under_torchrun(plan, torchrun, recorder, seconds_before)
         else:
             broker = Broker(plan.args, plan.spec, plan.network, plan.run.directory, recorder)
             broker.run()

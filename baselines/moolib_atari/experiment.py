@@ -306,7 +306,7 @@ class Peer:
           network: name of the network.
           index: of the peer.
           directory: of the run record; checkpoints go into it.
-          started: `time.time()` of the start of the run.
+          started: `time.time()` of the start of the run, the same for all peers.
         """
         self.name = f"peer-{index}"
         self._args = args
@@ -358,8 +358,6 @@ class Peer:
         if resume and latest.is_file():
             with np.load(latest, allow_pickle=False) as arrays:
                 self.state.load(arrays)
-            # where the run is started anew, its clock goes on
-            self._started = min(self._started, time.time() - self.state.wall_time)
             accumulator.set_model_version(self.state.version)
         turns = self._turns()
         last_update = then = self.clock()

@@ -30,6 +30,7 @@ STORE_TIMEOUT = timedelta(minutes=5)
 SECONDS_BETWEEN_LOOKS = 0.02
 SECONDS_TO_STOP = 10.0  # for peers to end by themselves before they are killed
 BEGUN = "begun"  # key of torchrun's store: which attempt began the record
+STARTED = "started"  # key of an attempt's store: when the run began, as `time.time()`
 # exit codes of a peer that has learned from all steps, has failed, or was told to stop (as shells say it)
 LEFT, FAILED, TERMINATED = 0, 1, 128 + signal.SIGTERM
 
@@ -216,13 +217,17 @@ def say_begun(torchrun: Torchrun) -> None:
     torchrun_store().set(BEGUN, str(torchrun.attempt))
 
 
-def train_under_torchrun(plan: Plan, torchrun: Torchrun, recorder: Recorder | None) -> None:
+def train_under_torchrun(
+    plan: Plan, torchrun: Torchrun, recorder: Recorder | None = None, seconds_before: float = 0.0
+) -> None:
     """Be one peer of a run whose processes torchrun starts, all of them again if one is lost.
 
     Args:
       plan: the run.
       torchrun: which of its processes this is.
       recorder: of what the peers tell, in the first of them, whose record has begun.
+      seconds_before: that the run had taken when the checkpoint was made, from which it goes on; said by
+        the first.
     """
     shared = torchrun_store()
     store = PrefixStore(f"attempt-{torchrun.attempt}", shared)
@@ -238,12 +243,13 @@ def train_under_torchrun(plan: Plan, torchrun: Torchrun, recorder: Recorder | No
     thread = threading.Thread(target=serve, daemon=True)
     if recorder is not None:
         thread.start()
+        store.set(STARTED, repr(time.time() - seconds_before))
+    # One clock for all: a record is cut at the time of a checkpoint, whoever made that.
+    started = float(store.get(STARTED))
     if plan.args.transport == "moolib" and torchrun.rank == 0:
         start_broker(store)
     try:
-        peer = Peer(
-            plan.args, plan.spec, plan.network, torchrun.rank, plan.run.directory, time.time()
-        )
+        peer = Peer(plan.args, plan.spec, plan.network, torchrun.rank, plan.run.directory, started)
         peer.run(store, lambda: bool(failures), resume=torchrun.resumes)
     finally:
         ended.set()
