@@ -244,7 +244,10 @@ def train_under_torchrun(
     if recorder is not None:
         thread.start()
         store.set(STARTED, repr(time.time() - seconds_before))
-    # One clock for all: a record is cut at the time of a checkpoint, whoever made that.
+    # One clock for all: a record is cut at the time of a checkpoint, whoever made that. Looked for, not
+    # waited for: no signal ends a wait inside the store.
+    while not store.check([STARTED]):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
     started = float(store.get(STARTED))
     if plan.args.transport == "moolib" and torchrun.rank == 0:
         start_broker(store)
