@@ -28,6 +28,10 @@ from cleanba.environments import EnvSpec
 HOST = "127.0.0.1"
 STORE_TIMEOUT = timedelta(minutes=5)
 SECONDS_BETWEEN_LOOKS = 0.02
+IMPORTED_LATE = (
+    "envpool",
+    "torch._dynamo",
+)  # by the first environments, and by the first optimiser
 SECONDS_TO_STOP = 10.0  # for peers to end by themselves before they are killed
 BEGUN = "begun"  # key of torchrun's store: which attempt began the record
 STARTED = "started"  # key of an attempt's store: when the run began, as `time.time()`
@@ -92,7 +96,7 @@ class Broker:
         # Peers are forked from a clean process that has imported everything, so that one can be started
         # at any time, and starts fast.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
+        self._context.set_forkserver_preload([__name__, *IMPORTED_LATE])
         self._peers: dict[str, Any] = {}
         self._restarts_left = args.max_restarts
         self._coming: set[str] = set()  # started again, and not heard of since
