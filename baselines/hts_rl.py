@@ -31,9 +31,10 @@ import numpy as np
 import torch
 
 from baselines import run_log
-from baselines.monobeast_study import Environment, run_lengths
+from baselines.one_environment import Environment
 from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import IndexQueue, share_parameters, shared_tensor
+from baselines.torch_losses import clipped_surrogate, generalized_returns
 from baselines.torch_networks import make_network
 from baselines.worker_processes import WorkerProcesses
 from cleanba.command_line import BadInput, run_command_line
@@ -177,6 +178,13 @@ class Shared(NamedTuple):
     full: IndexQueue  # environments that have filled their part of the storage
 
 
+def channels_first(image: np.ndarray) -> np.ndarray:
+    """Return an image as torch has them; football's channels come last. Other observations stay."""
+    if image.ndim == 3 and image.shape[-1] < image.shape[0]:
+        return np.moveaxis(image, -1, 0)
+    return image
+
+
 def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
     """Allocate what the processes share, before they are forked."""
     share_parameters(network)
@@ -217,7 +225,7 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
         inference_time = env_time = 0.0
         for t in range(args.sync_interval):
             at = (storage, t, env_index)
-            views.obs[at] = last.obs
+            views.obs[at] = channels_first(last.obs)
             views.uniforms[at] = rng.random()
             position[env_index] = storage, t
             then = clock()
@@ -232,7 +240,7 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
             views.episode_returns[at] = last.episode_return
             views.episode_lengths[at] = last.episode_length
             env_time += clock() - now
-        views.obs[storage, args.sync_interval, env_index] = last.obs
+        views.obs[storage, args.sync_interval, env_index] = channels_first(last.obs)
         views.times[storage, env_index] = Times(clock(), inference_time, env_time)
         shared.full.put(env_index)
 
@@ -317,31 +325,6 @@ class Losses(NamedTuple):
     approx_kl: torch.Tensor
 
 
-def generalized_returns(
-    rewards: torch.Tensor, dones: torch.Tensor, values: torch.Tensor, gamma: float, lambda_: float
-) -> torch.Tensor:
-    """Return lambda-returns: with lambda 1, the n-step returns of A2C.
-
-    Args:
-      rewards: as the agent learns from them [T, N].
-      dones: whether the episode ended with that step [T, N].
-      values: of the observations [T + 1, N], the last one for bootstrapping.
-      gamma: discount factor.
-      lambda_: mixing parameter of generalised advantage estimation.
-
-    Returns:
-      [T, N].
-    """
-    advantage = torch.zeros_like(values[-1])
-    advantages = []
-    for t in reversed(range(len(rewards))):
-        discount = gamma * (~dones[t]).float()
-        delta = rewards[t] + discount * values[t + 1] - values[t]
-        advantage = delta + discount * lambda_ * advantage
-        advantages.append(advantage)
-    return torch.stack(advantages[::-1]) + values[:-1]
-
-
 def _policy(
     network: torch.nn.Module, data: Data
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -365,8 +348,7 @@ def ppo_loss(network: torch.nn.Module, data: Data, advantages: torch.Tensor, arg
     """The clipped surrogate loss, with a clipped value loss, as Kostrikov's implementation has it."""
     logprobs, entropy, values = _policy(network, data)
     ratio = torch.exp(logprobs - data.logprobs)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    surrogate = clipped_surrogate(ratio, advantages, args.clip_coef)
     policy_loss = -(data.weights * surrogate).mean()
     change = (values - data.values).clamp(-args.clip_coef, args.clip_coef)
     errors = (values - data.returns).square()
@@ -546,6 +528,7 @@ def prepare(args: Args) -> Plan:
         )
         if not spec.obs_shape:
             raise ValueError(f"--env-id {args.env_id}: its observations are single numbers")
+        spec = spec._replace(obs_shape=channels_first(np.empty(spec.obs_shape)).shape)
         images = len(spec.obs_shape) == 3
         name = "nature" if args.network == "auto" and images else args.network
         name = run_log.choose_network(name, spec)
@@ -737,7 +720,7 @@ def record(
     }
     rollouts = []
     for env_index in range(args.num_envs):
-        versions, counts = run_lengths(storages.versions[storage, :, env_index].numpy())
+        versions, counts = run_log.run_lengths(storages.versions[storage, :, env_index].numpy())
         rollouts.append(
             {
                 "actor": env_index,

@@ -19,22 +19,19 @@ pipes and memory has no name, so that no process waits for a dead one, and nothi
 
 import contextlib
 import itertools
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 import tyro
 
 from baselines import run_log
+from baselines.one_environment import Environment, Step
 from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import (
     LARGEST_QUEUE,
@@ -45,11 +42,12 @@ from baselines.shared_memory import (
 )
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import Recurrent, make_network
+from baselines.worker_processes import WorkerProcesses
 from cleanba.command_line import BadInput, run_command_line
-from cleanba.environments import EnvSpec, env_seeds, make_envs
+from cleanba.environments import EnvSpec, env_seeds
 from cleanba.groupwise import fingerprint
 
-SECONDS_TO_STOP = 5.0  # for a process to end by itself before it is killed
+SECONDS_TO_STOP = 5.0  # for a learner thread to end its update
 FINGERPRINT_EVERY = 100  # updates
 TEST_EPISODES = 10  # of --mode test, as in monobeast
 
@@ -145,46 +143,6 @@ NOT_HYPERPARAMETERS = {
 }  # fmt: skip
 
 
-class Step(NamedTuple):
-    """What an environment answers to an action."""
-
-    obs: np.ndarray
-    reward: float  # unclipped
-    done: bool  # the observation begins a new episode
-    episode_return: float  # so far, unclipped; of the whole episode where done
-    episode_length: int
-
-
-class Environment:
-    """One environment of EnvPool, stepped as monobeast's: the step that ends an episode resets too."""
-
-    def __init__(self, env_id: str, seed: int, preprocessing: str):
-        """Make it, not reset."""
-        self._envs = make_envs(env_id, [seed], 1, preprocessing)
-        self._return, self._length = 0.0, 0
-
-    def initial(self) -> Step:
-        """Reset it."""
-        obs, _ = self._envs.reset()
-        return Step(obs[0], 0.0, True, 0.0, 0)
-
-    def step(self, action: int) -> Step:
-        """Take an action."""
-        obs, reward, terminated, truncated, info = self._envs.step(np.array([action], np.int32))
-        reward = float(info.get("reward", reward)[0])
-        self._return += reward
-        self._length += 1
-        done = bool(terminated[0] or truncated[0])
-        result = Step(obs[0], reward, done, self._return, self._length)
-        if done:
-            # EnvPool resets an environment on the step after its episode ended, whatever its action:
-            # taken here, so that no rollout holds a step that is not real.
-            obs = self._envs.step(np.array([0], np.int32))[0]
-            result = result._replace(obs=obs[0])
-            self._return, self._length = 0.0, 0
-        return result
-
-
 class Buffers(NamedTuple):
     """Shared memory of N rollouts of T steps. Observation t leads to action t, and that to reward t + 1."""
 
@@ -247,8 +205,10 @@ class Shared(NamedTuple):
     full: IndexQueue  # of buffers that may be learned from
 
 
+@torch.inference_mode()
 def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> None:
-    """Collect rollouts in one environment, until the learner has ended: the whole of an actor process."""
+    """Collect rollouts in one environment: the whole of an actor process."""
+    torch.set_num_threads(1)
     policy, buffers = shared.policy, shared.buffers
     recurrent = isinstance(policy.network, Recurrent)
     (seed,) = env_seeds(args.seed, actor, 1)
@@ -258,7 +218,6 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
     views = Buffers(*(buffer.numpy() for buffer in buffers))
     state = policy.network.initial_state(1) if recurrent else None
     last, last_action = env.initial(), 0
-    parent = os.getppid()
     for number in itertools.count(1):
         before = clock()
         index = shared.free.get()
@@ -289,8 +248,6 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
             last = env.step(last_action)
             env_time += clock() - now
             _write_step(views, index, t + 1, last, last_action)
-            if os.getppid() != parent:
-                return  # the learner has been killed
         first, final = views.versions[index, 0], version[0]
         views.origin[index] = actor, number
         end = clock()
@@ -313,31 +270,6 @@ def _write_step(views: Buffers, index: int, t: int, step: Step, last_action: int
     if step.done and t > 0:
         views.episode_returns[index, t - 1] = step.episode_return
         views.episode_lengths[index, t - 1] = step.episode_length
-
-
-def actor_process(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> None:
-    """Run `act` in a forked process, and end with it or with the learner."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner, which ends the actors
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    shared.free.only_get()
-    shared.full.only_put()
-    torch.set_num_threads(1)
-    code = 0
-    try:
-        with torch.inference_mode():
-            act(actor, args, spec, shared, clock)
-    except (EOFError, BrokenPipeError):
-        pass  # the learner has ended
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        code = 1
-    os._exit(code)
-
-
-class ActorDied(RuntimeError):
-    """An actor process ended while it was needed."""
 
 
 class Batch(NamedTuple):
@@ -596,7 +528,7 @@ class Learner:
             update["fingerprint"] = fingerprint({k: v.cpu().numpy() for k, v in state.items()})
         rollouts = []
         for b, (actor, number) in enumerate(zip(origin.actors, origin.numbers, strict=True)):
-            versions, counts = run_lengths(origin.versions[b])
+            versions, counts = run_log.run_lengths(origin.versions[b])
             rollouts.append(
                 {
                     "actor": int(actor),
@@ -622,13 +554,6 @@ class Learner:
         ]
         self._last_update = now
         self._log.write(update, rollouts, episodes)
-
-
-def run_lengths(versions: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the versions of a rollout's steps [T] without repetitions, and how often each repeats."""
-    starts = np.flatnonzero(np.concatenate([[True], versions[1:] != versions[:-1]]))
-    counts = np.diff(np.append(starts, len(versions)))
-    return versions[starts].tolist(), counts.tolist()
 
 
 def setting_name(args: Args) -> str:
@@ -724,7 +649,7 @@ def train(plan: Plan) -> None:
     for index in range(plan.num_buffers):
         shared.free.put(index)
     clock = Clock()
-    actors: list[Any] = []
+    processes = WorkerProcesses()
     learner: Learner | None = None
     log: RunLog | None = None
     error: BaseException | None = None
@@ -732,20 +657,8 @@ def train(plan: Plan) -> None:
         # Forked before any other thread exists or a GPU is touched; they share what is imported, so
         # that 80 of them start in seconds and fit into memory.
         torch.set_num_threads(1)
-        context = multiprocessing.get_context("fork")
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="os.fork"
-            )  # jax, which EnvPool imports, is idle
-            for actor in range(args.num_actors):
-                process = context.Process(
-                    target=actor_process,
-                    args=(actor, args, plan.spec, shared, clock),
-                    name=f"actor {actor}",
-                    daemon=True,
-                )
-                process.start()
-                actors.append(process)
+        for actor in range(args.num_actors):
+            processes.fork(f"actor {actor}", act, actor, args, plan.spec, shared, clock)
         use_cuda = not args.disable_cuda and torch.cuda.is_available()
         device = torch.device("cuda" if use_cuda else "cpu")
         torch_threads = args.torch_threads or len(os.sched_getaffinity(0))
@@ -758,57 +671,22 @@ def train(plan: Plan) -> None:
         network.to(device)
         learner = Learner(args, network, shared, log, clock)
         learner.start()
-        watch(actors, learner)
+        while not learner.done.wait(timeout=0.1):
+            processes.check()
+        if learner.error is not None:
+            raise learner.error
         run_log.save_parameters(network, plan.run.directory / "model.npz")
     except BaseException as caught:
         error = caught
         raise
     finally:
-        end_actors(actors)
+        processes.end()
         if learner is None or learner.stop():
             shared.free.close()
             shared.full.close()
         if log is not None:
             log.close(error)
     print(f"completed: {plan.run.directory}")
-
-
-def watch(actors: Sequence[Any], learner: Learner) -> None:
-    """Wait until the learner is done.
-
-    Raises:
-      ActorDied: if an actor process ends before.
-      Exception: what a learner thread failed with.
-    """
-    while not learner.done.wait(timeout=0.1):
-        dead = multiprocessing.connection.wait([a.sentinel for a in actors], timeout=0)
-        for actor in actors:
-            if actor.sentinel in dead:
-                actor.join()
-                raise ActorDied(
-                    f"{actor.name} (process {actor.pid}) {_describe_exit(actor.exitcode)}"
-                )
-    if learner.error is not None:
-        raise learner.error
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}; its own output says why" if code else "ended"
-
-
-def end_actors(actors: Sequence[Any]) -> None:
-    """End all actor processes."""
-    for actor in actors:
-        actor.terminate()
-    deadline = time.monotonic() + SECONDS_TO_STOP
-    for actor in actors:
-        actor.join(max(0.0, deadline - time.monotonic()))
-        if actor.is_alive():
-            actor.kill()
-            actor.join()
-        actor.close()
 
 
 def test(plan: Plan) -> None:

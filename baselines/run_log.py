@@ -158,6 +158,13 @@ class RunLog:
         self._record.__exit__(type(error) if error else None, error, None)
 
 
+def run_lengths(versions: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return the versions of a rollout's steps [T] without repetitions, and how often each repeats."""
+    starts = np.flatnonzero(np.concatenate([[True], versions[1:] != versions[:-1]]))
+    counts = np.diff(np.append(starts, len(versions)))
+    return versions[starts].tolist(), counts.tolist()
+
+
 def _sizes_at(directory: Path, version: int, step: int, wall_time: float) -> dict[str, int]:
     """Return the size that each file of lines of a record had when a version had been made."""
     limits: dict[str, dict[str, float]] = {
@@ -222,16 +229,13 @@ def check_name(name: str | None, flag: str) -> None:
         raise ValueError(f"{flag} {name}: is part of a folder's name, without '/'")
 
 
-def check_run(
-    run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str, exists: bool = False
-) -> EnvSpec:
-    """Check what can be wrong with any run; return the `EnvSpec` of its environment.
+def check_new(run: RunId, num_envs: int, *, overwrite: bool, exists: bool = False) -> None:
+    """Check that a run can begin, whatever is learned in it.
 
     Args:
       run: names it.
       num_envs: its environments.
       overwrite: whether an earlier record may be deleted.
-      preprocessing: Atari wrappers.
       exists: whether the record is there already, and is to be.
 
     Raises:
@@ -242,6 +246,17 @@ def check_run(
     check_env_id(run.env_id)
     if not exists:
         check_writable(run.directory, overwrite)
+
+
+def check_run(
+    run: RunId, num_envs: int, *, overwrite: bool, preprocessing: str, exists: bool = False
+) -> EnvSpec:
+    """Do what `check_new` does; return the `EnvSpec` of an environment with discrete actions.
+
+    Raises:
+      ValueError, RecordError: as `check_new` does, and if the actions are of another kind.
+    """
+    check_new(run, num_envs, overwrite=overwrite, exists=exists)
     return describe_env(run.env_id, preprocessing)
 
 
@@ -252,6 +267,10 @@ def choose_network(name: str, spec: EnvSpec) -> str:
       ValueError: with one line, if it does not fit.
     """
     images = len(spec.obs_shape) == 3
+    if images and min(spec.obs_shape[1:]) < 36:  # what the Nature CNN's convolutions need
+        raise ValueError(
+            f"{spec.env_id}: its images are {spec.obs_shape}; no network here takes those"
+        )
     if name == "auto":
         return "resnet" if images else "mlp"
     if images == (name == "mlp"):

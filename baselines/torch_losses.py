@@ -1,4 +1,4 @@
-"""V-trace and the IMPALA loss in torch, as rlax and cleanba_impala.py have them."""
+"""Returns and losses in torch: V-trace and IMPALA's as rlax and cleanba_impala.py have them, GAE, PPO's."""
 
 from typing import NamedTuple
 
@@ -103,3 +103,45 @@ def impala_loss(
         entropy=entropy,
         count=mask.sum(),
     )
+
+
+def generalized_returns(
+    rewards: torch.Tensor, dones: torch.Tensor, values: torch.Tensor, gamma: float, lambda_: float
+) -> torch.Tensor:
+    """Return lambda-returns: with lambda 1, the n-step returns of A2C.
+
+    Args:
+      rewards: as the agent learns from them [T, N].
+      dones: whether the episode ended with that step [T, N].
+      values: of the observations [T + 1, N], the last one for bootstrapping.
+      gamma: discount factor.
+      lambda_: mixing parameter of generalised advantage estimation.
+
+    Returns:
+      [T, N].
+    """
+    advantage = torch.zeros_like(values[-1])
+    advantages = []
+    for t in reversed(range(len(rewards))):
+        discount = gamma * (~dones[t]).float()
+        delta = rewards[t] + discount * values[t + 1] - values[t]
+        advantage = delta + discount * lambda_ * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1]) + values[:-1]
+
+
+def clipped_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_coef: float
+) -> torch.Tensor:
+    """Return PPO's objective, step by step (https://arxiv.org/abs/1707.06347, equation 7).
+
+    Args:
+      ratio: probability of the action under the current policy over that of the policy that acted [...].
+      advantages: [...].
+      clip_coef: how far the ratio may move from 1.
+
+    Returns:
+      [...], to be maximised.
+    """
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return torch.minimum(ratio * advantages, clipped * advantages)

@@ -5,6 +5,7 @@ logits [N, num_actions] and values [N]. With the optional LSTM of monobeast, `Re
 between a convolutional trunk and the heads.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -49,13 +50,13 @@ class ImpalaTrunk(nn.Module):
     def __init__(self, obs_shape: Sequence[int], channels: Sequence[int], hiddens: Sequence[int]):
         """Make three stages of a convolution, max-pooling and two residual blocks, and dense layers."""
         super().__init__()
-        stack, side, _ = obs_shape
+        stack, *sides = obs_shape
         self.convs, self.blocks = nn.ModuleList(), nn.ModuleList()
         for inputs, outputs in zip((stack, *channels[:-1]), channels, strict=True):
             self.convs.append(nn.Conv2d(inputs, outputs, 3, padding=1))
             self.blocks.append(nn.Sequential(ResidualBlock(outputs), ResidualBlock(outputs)))
-            side = -(-side // 2)
-        widths = (channels[-1] * side * side, *hiddens)
+            sides = [-(-side // 2) for side in sides]
+        widths = (channels[-1] * math.prod(sides), *hiddens)
         self.dense = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
         self.num_features = widths[-1]
 
@@ -76,14 +77,14 @@ class NatureTrunk(nn.Module):
     def __init__(self, obs_shape: Sequence[int], channels: Sequence[int], hiddens: Sequence[int]):
         """Make three strided convolutions and dense layers."""
         super().__init__()
-        stack, side, _ = obs_shape
+        stack, *sides = obs_shape
         self.convs = nn.ModuleList()
         for inputs, outputs, size, stride in zip(
             (stack, *channels[:-1]), channels, (8, 4, 3), (4, 2, 1), strict=True
         ):
             self.convs.append(nn.Conv2d(inputs, outputs, size, stride=stride))
-            side = (side - size) // stride + 1
-        widths = (channels[-1] * side * side, *hiddens)
+            sides = [(side - size) // stride + 1 for side in sides]
+        widths = (channels[-1] * math.prod(sides), *hiddens)
         self.dense = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
         self.num_features = widths[-1]
 

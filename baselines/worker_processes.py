@@ -49,13 +49,22 @@ class WorkerProcesses:
         Raises:
           ProcessDied: if a process ends before; its name is in the message.
         """
-        by_sentinel = {process.sentinel: process for process in self._processes}
+        sentinels = [process.sentinel for process in self._processes]
         while count:
-            ready = multiprocessing.connection.wait([queue, *by_sentinel])
-            if queue in ready:
+            if queue in multiprocessing.connection.wait([queue, *sentinels]):
                 count -= len(queue.get_all(count))
-                continue
-            process = by_sentinel[ready[0]]
+            else:
+                self.check()
+
+    def check(self) -> None:
+        """Look whether all are alive.
+
+        Raises:
+          ProcessDied: if one has ended; its name is in the message.
+        """
+        by_sentinel = {process.sentinel: process for process in self._processes}
+        for sentinel in multiprocessing.connection.wait(list(by_sentinel), timeout=0):
+            process = by_sentinel[sentinel]
             process.join()
             how = describe_exit(process.exitcode)
             raise ProcessDied(f"{process.name} (process {process.pid}) {how}")

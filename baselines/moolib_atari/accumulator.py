@@ -141,10 +141,11 @@ class Accumulator:
 
     def update(self) -> None:
         """See what has come from the other peers. To be called often."""
-        if self._group.look():
+        if self._group.gather():
+            self._begin_generation()
+        elif self._group.look():
             self._drop()
-            if self._group.follow():
-                self._begin_generation()
+            self._group.follow()
         if not self._group.connected:
             return
         with self._a_lost_peer_ends_the_generation():

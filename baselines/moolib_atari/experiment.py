@@ -28,6 +28,7 @@ from baselines.moolib_atari.group import Group
 from baselines.moolib_atari.moolib_transport import MoolibAccumulator
 from baselines.moolib_atari.options import Args
 from baselines.moolib_atari.recorder import LOG
+from baselines.run_log import run_lengths
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import fixup_, make_network
 from cleanba.environments import EnvSpec, EpisodeStatistics, env_seeds, make_envs
@@ -262,12 +263,7 @@ def describe_pieces(pieces: list[Piece], length: int, version: int) -> list[dict
     for piece in pieces:
         # the last step is only there to bootstrap from: its action is the next unroll's first
         steps, size = piece.unroll.versions[:length], piece.columns.stop - piece.columns.start
-        pairs: list[list[int]] = []
-        for used in steps.tolist():
-            if pairs and pairs[-1][0] == used:
-                pairs[-1][1] += size
-            else:
-                pairs.append([used, size])
+        versions, counts = run_lengths(steps)
         rows.append(
             {
                 "actor": piece.actor,
@@ -277,9 +273,9 @@ def describe_pieces(pieces: list[Piece], length: int, version: int) -> list[dict
                 "envs": size,
                 "steps": length * size,
                 "wall_time": round(piece.wall_time, 4),
-                "version_first": pairs[0][0],
-                "version_last": pairs[-1][0],
-                "versions": pairs,
+                "version_first": versions[0],
+                "version_last": versions[-1],
+                "versions": [[v, count * size] for v, count in zip(versions, counts, strict=True)],
                 "learner_version": version,
             }
         )

@@ -7,6 +7,7 @@ fail, the next one takes its place.
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
 
 SECONDS_BETWEEN_LOOKS = 0.05  # for a new generation of the group
 SECONDS_FOR_A_DEATH = 1.0  # to be noticed, where peers say that they have lost one
-CONNECT_TIMEOUT = timedelta(seconds=20)
+SECONDS_TO_GATHER = 2.0  # in a generation, before its members say that one of them does not come
+CONNECT_TIMEOUT = timedelta(seconds=3)  # of members that have all come
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a dead peer is noticed long before, by its connection
 
 GENERATION, JOINING = "generation", "joining"  # key and queue of the store
+HERE = "here"  # and who has gone over to a generation: keys
 
 
 class PeerLost(Exception):
@@ -124,6 +127,10 @@ class Group:
         self._on_gpu: Any = None
         self._next = self.generation
         self._last_look = 0.0
+        self._given_up = (
+            0  # number of the last generation that failed; there is none before the first
+        )
+        self._patience_ends = math.inf
         store.queue_push(JOINING, json.dumps([name, 0]))
 
     def look(self) -> bool:
@@ -138,24 +145,45 @@ class Group:
         self._next = Generation(number, tuple(members), begun)
         return number != self.generation.number and self.name in members
 
-    def follow(self) -> bool:
-        """Go over to the generation that `look` has seen; return whether that worked.
+    def follow(self) -> None:
+        """Go over to the generation that `look` has seen, and say so to its other members.
 
         No work of the last one may be held any more: it would keep its connections open, on which the
         other peers would wait.
         """
         self._disconnect()
+        self._store.delete_key(self._here(self.name))
         self.generation = self._next
+        self._patience_ends = time.monotonic() + SECONDS_TO_GATHER
+        self._store.set(self._here(self.name), "")
+
+    def _here(self, name: str) -> str:
+        return f"{HERE}-{self.generation.number}-{name}"
+
+    def gather(self) -> bool:
+        """Connect, once all members of this generation are in it; return whether it is now.
+
+        Who does not come may have left or died since, or be in a later generation: so they are not waited
+        for here, where nothing else would be seen. To be called before `look`: where all have come, all
+        connect, even if there is a later generation already.
+        """
+        if self.connected or self.generation.number == self._given_up:
+            return False
+        if not self._store.check([self._here(name) for name in self.generation.members]):
+            if time.monotonic() > self._patience_ends:
+                self._patience_ends = math.inf
+                self._complain()
+            return False
         try:
             self._connect(PrefixStore(f"group-{self.generation.number}", self._store))
         except RuntimeError:
-            self.give_up()  # somebody has left since, or does not come in time
+            self.give_up()  # somebody has died in this moment, or gone over to the next one
             return False
         return True
 
     def _connect(self, store: Store) -> None:
         rank, size = self.generation.members.index(self.name), len(self.generation.members)
-        # The time that gloo waits for the others is the group's own; a peer that hangs here hears nothing.
+        # The time that gloo waits for the others is the group's own.
         self._on_cpu = ProcessGroupGloo(PrefixStore("cpu", store), rank, size, CONNECT_TIMEOUT)
         self._on_cpu.set_timeout(COLLECTIVE_TIMEOUT)
         if self.device.type == "cuda":
@@ -181,6 +209,11 @@ class Group:
     def give_up(self) -> None:
         """Leave this generation, whose collectives have failed, and ask for the next."""
         self._disconnect()
+        self._patience_ends = math.inf
+        self._given_up = self.generation.number
+        self._complain()
+
+    def _complain(self) -> None:
         self._store.queue_push(JOINING, json.dumps([self.name, self.generation.number]))
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:

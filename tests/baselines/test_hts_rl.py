@@ -215,15 +215,16 @@ def test_ppo_normalises_advantages_over_the_unroll(networks, storages, monkeypat
     assert whole.std() == pytest.approx(1, abs=1e-3)
 
 
-def command(runs_dir, *args):
+def command(runs_dir, *args, env_id="CartPole-v1", num_envs=6):
     return [
-        sys.executable, str(SCRIPT), "--env-id", "CartPole-v1", "--num-envs", "6", "--runs-dir",
+        sys.executable, str(SCRIPT), "--env-id", env_id, "--num-envs", str(num_envs), "--runs-dir",
         str(runs_dir), "--no-progress", *map(str, args),
     ]  # fmt: skip
 
 
-def run(runs_dir, *args, code=0):
-    done = subprocess.run(command(runs_dir, *args), capture_output=True, text=True, timeout=300)
+def run(runs_dir, *args, code=0, **kwargs):
+    words = command(runs_dir, *args, **kwargs)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr
 
@@ -260,6 +261,26 @@ def test_the_same_bits_for_1_2_4_and_8_actors(tmp_path, name):
     assert all(result == results[0] for result in results)
     assert len(set(results[0][1])) > 5
     assert len(results[0][2]) > 10
+
+
+def test_football_is_learned_from_with_channels_first_and_the_same_bits(tmp_path):
+    image = np.arange(72 * 96 * 4, dtype=np.uint8).reshape(72, 96, 4)
+    assert (hts_rl.channels_first(image) == image.transpose(2, 0, 1)).all()
+    assert hts_rl.channels_first(image.transpose(2, 0, 1)).shape == (4, 72, 96)
+    env_id = "gfootball/academy_empty_goal_close-v1"
+    results = []
+    for actors in (1, 3):
+        words = ("--total-timesteps", 120, "--num-actors", actors)
+        run(tmp_path, *words, env_id=env_id, num_envs=2)
+        (folder,) = tmp_path.glob(
+            f"default/*__actors{actors}__gfootball-academy_empty_goal_close-v1__*"
+        )
+        record = read_run(folder)
+        assert record.completed
+        updates = record.lines("updates")
+        results.append((updates[-1]["fingerprint"], [u["loss"] for u in updates]))
+    assert results[0] == results[1]
+    assert len(set(results[0][1])) == 12
 
 
 def test_the_policy_that_acts_is_one_update_behind_and_never_changes_in_between(tmp_path):

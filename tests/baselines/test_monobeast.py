@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from baselines import monobeast_study
+from baselines.one_environment import Environment
+from baselines.run_log import run_lengths
 from baselines.shared_memory import IndexQueue, shared_tensor
 from cleanba.command_line import BadInput, parse
 from cleanba.record import read_run
@@ -158,7 +160,7 @@ def test_the_record_is_described(finished):
 
 
 def test_an_env_resets_within_the_step_that_ends_an_episode():
-    env = monobeast_study.Environment("CartPole-v1", 5, "machado")
+    env = Environment("CartPole-v1", 5, "machado")
     first = env.initial()
     total, step = 0, first
     for _ in range(200):
@@ -298,7 +300,7 @@ def test_a_killed_actor_ends_the_run_at_once_and_is_named(tmp_path):
     os.kill(actors[2].pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=15)
     assert process.returncode == 1
-    message = rf"ActorDied: actor 2 \(process {actors[2].pid}\) was ended by SIGKILL"
+    message = rf"ProcessDied: actor 2 \(process {actors[2].pid}\) was ended by SIGKILL"
     assert re.search(message, errors)
     record = record_in(tmp_path)
     assert record.info["status"] == "failed"
@@ -333,6 +335,7 @@ def test_actors_end_when_the_learner_is_killed(tmp_path):
 SLOW_UPDATE = """
 import json, pathlib, sys, threading, time
 from baselines import monobeast_study as study
+from baselines.worker_processes import ProcessDied
 from cleanba.command_line import parse
 import psutil
 
@@ -351,7 +354,7 @@ threading.Timer(0, kill).start()
 flags = ["--savedir", sys.argv[1], "--env", "CartPole-v1", "--num_actors", "3", "--no-progress"]
 try:
     study.train(study.prepare(parse(study.Args, flags, "")))
-except study.ActorDied:
+except ProcessDied:
     learners = [t for t in threading.enumerate() if t.name.startswith("learner-")]
     assert learners, "no update was under way"
     left.set()
@@ -406,6 +409,7 @@ def test_nobody_needs_to_read_the_lines(tmp_path):
 TWENTY_RUNS = """
 import os, pathlib, sys, threading
 from baselines import monobeast_study as study
+from baselines.worker_processes import ProcessDied
 from cleanba.command_line import parse
 import psutil
 
@@ -431,7 +435,7 @@ for n in range(20):
     except ValueError as error:
         assert str(error) == "planted"
         outcome = "learner fails"
-    except study.ActorDied as error:
+    except ProcessDied as error:
         assert "actor 1" in str(error), error
         outcome = "actor is killed"
     assert outcome == kind, (outcome, kind)
@@ -486,8 +490,8 @@ def test_whoever_waits_for_the_dead_is_told():
 
 
 def test_run_lengths_of_versions():
-    assert monobeast_study.run_lengths(np.array([4, 4, 5, 7, 7, 7])) == ([4, 5, 7], [2, 1, 3])
-    assert monobeast_study.run_lengths(np.array([2])) == ([2], [1])
+    assert run_lengths(np.array([4, 4, 5, 7, 7, 7])) == ([4, 5, 7], [2, 1, 3])
+    assert run_lengths(np.array([2])) == ([2], [1])
 
 
 def test_steps_and_rewards_of_a_batch_are_where_they_belong():

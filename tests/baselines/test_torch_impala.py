@@ -184,3 +184,11 @@ def test_a_residual_branch_begins_as_nothing_after_fixup():
     deviation = network.trunk.blocks[1][0].conv_0.weight.std().item()
     expected = (2 / (9 * 32)) ** 0.5 * 6**-0.5  # He, for 6 branches of 2 convolutions
     assert deviation == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["nature", "resnet"])
+def test_images_need_not_be_square(name):
+    network = make_network(name, (4, 72, 96), ACTIONS)
+    logits, values = network(torch.zeros(2, 4, 72, 96, dtype=torch.uint8))
+    assert logits.shape == (2, ACTIONS)
+    assert values.shape == (2,)

@@ -1,0 +1,47 @@
+"""One environment of EnvPool, as a process that has no other steps it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cleanba.environments import make_envs
+
+
+class Step(NamedTuple):
+    """What an environment answers to an action."""
+
+    obs: np.ndarray
+    reward: float  # unclipped
+    done: bool  # the observation begins a new episode
+    episode_return: float  # so far, unclipped; of the whole episode where done
+    episode_length: int
+
+
+class Environment:
+    """One environment of EnvPool, stepped as monobeast's: the step that ends an episode resets too."""
+
+    def __init__(self, env_id: str, seed: int, preprocessing: str):
+        """Make it, not reset."""
+        self._envs = make_envs(env_id, [seed], 1, preprocessing)
+        self._return, self._length = 0.0, 0
+
+    def initial(self) -> Step:
+        """Reset it."""
+        obs, _ = self._envs.reset()
+        return Step(obs[0], 0.0, True, 0.0, 0)
+
+    def step(self, action: int) -> Step:
+        """Take an action."""
+        obs, reward, terminated, truncated, info = self._envs.step(np.array([action], np.int32))
+        reward = float(info.get("reward", reward)[0])
+        self._return += reward
+        self._length += 1
+        done = bool(terminated[0] or truncated[0])
+        result = Step(obs[0], reward, done, self._return, self._length)
+        if done:
+            # EnvPool resets an environment on the step after its episode ended, whatever its action:
+            # taken here, so that no rollout holds a step that is not real.
+            obs = self._envs.step(np.array([0], np.int32))[0]
+            result = result._replace(obs=obs[0])
+            self._return, self._length = 0.0, 0
+        return result
