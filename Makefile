@@ -78,6 +78,7 @@ bench: .venv/installed ## measure speed: trainers against this machine's ceiling
 	$(BIN)/python -m experiments.benchmark_exactness --json $(RUNS)/benchmark_exactness.json
 	$(BIN)/python -m experiments.benchmark_baselines --json $(RUNS)/benchmark_baselines.json
 	$(BIN)/python -m experiments.benchmark_hts --json $(RUNS)/benchmark_hts.json
+	$(BIN)/python -m experiments.benchmark_systems --json $(RUNS)/benchmark_systems.json
 	$(BIN)/python -m experiments.benchmark_analysis bootstrap
 	$(BIN)/python -m experiments.benchmark_analysis curves
 	$(BIN)/python -m experiments.benchmark_analysis reading

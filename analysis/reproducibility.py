@@ -405,7 +405,7 @@ def _judge(
     notes = []
     left_out = sorted(first.keys() ^ second.keys())
     if left_out:
-        notes.append(f"under one setting only, and left out: {', '.join(left_out)}")
+        notes.append(f"on one side only, and left out: {', '.join(left_out)}")
     if not options["known"]:
         notes.append("returns as they are: an environment has no reference")
     identical = prints["pairs"] > 0 and prints["identical"] == prints["pairs"]
@@ -426,7 +426,7 @@ def _judge(
     )
     fewest = min(len(side[env]) for side in (first, second) for env in shared)
     if fewest < bootstrap.FEW_RUNS:
-        notes.append(f"{fewest} runs per environment and setting")
+        notes.append(f"{fewest} runs per environment on a side")
     return {
         "verdict": "identical" if identical else result.verdict,
         "p": result.p,

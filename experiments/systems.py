@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[1]
 HOUSEKEEPING = {
     "--runs-dir": 1, "--overwrite": 0, "--resume": 0, "--checkpoint-every": 1, "--no-progress": 0,
 }  # fmt: skip
+# As baselines/worker_schemes names them: importing them from there would import torch.
+WORKER_SCHEMES = (
+    "single-threaded", "dppo", "ddppo", "appo", "impala", "ape-x", "rapid", "async-rapid",
+)  # fmt: skip
 CHECKPOINTS = 10  # of a run, for systems that can go on from one
 
 
@@ -157,6 +161,24 @@ def hts_arguments(run: PlannedRun) -> list[str]:
     )
 
 
+def schemes_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of the worker schemes, whose system is `schemes_<agent>-<scheme>`."""
+    agent, _, scheme = run.system.removeprefix("schemes_").partition("-")
+    return flags(
+        {
+            "env_id": run.env_id,
+            "seed": run.seed,
+            "total_timesteps": run.total_timesteps,
+            "agent": agent,
+            "scheme": scheme,
+            **run.hyperparameters,
+            **dict(run.setting.flags),
+            "study": run.study,
+            "setting": run.setting.name,
+        }
+    )
+
+
 SYSTEMS = {
     system.name: system
     for system in (
@@ -177,6 +199,15 @@ SYSTEMS = {
             System(f"hts_rl_{algorithm}{schedule}", "baselines/hts_rl.py", hts_arguments)
             for algorithm in ("a2c", "ppo")
             for schedule in ("", "-sync")
+        ),
+        *(
+            System(
+                f"schemes_{agent}-{scheme}",
+                "baselines/worker_schemes/__main__.py",
+                schemes_arguments,
+            )
+            for agent in ("ppo", "impala", "sac")
+            for scheme in WORKER_SCHEMES
         ),
     )
 }

@@ -10,6 +10,8 @@ from experiments.systems import command
 
 from .conftest import ROOT, lines
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.mark.parametrize("env_id", ["Catch-v0", "CartPole-v1"])
 @pytest.mark.parametrize("system", ["cleanba_ppo-sync", "cleanba_impala"])

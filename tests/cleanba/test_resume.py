@@ -17,6 +17,8 @@ from cleanba.record import read_run
 
 from .conftest import ROOT, SLURM, SMALL, lines, outcome
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 # Kills its own process a number of seconds after the first update that it writes, or in the middle of
 # something.
 KILLER = """

@@ -15,6 +15,8 @@ import pytest
 from cleanba import record
 from experiments import launch, pool, systems
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 HERE = Path(__file__).parent
 
 STUDY = """

@@ -1,0 +1,211 @@
+"""The parts of soft actor-critic, for continuous actions (https://arxiv.org/abs/1812.05905)."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from baselines.worker_schemes.agents import Decision, Rollout
+
+LOG_STD = (-5.0, 2.0)  # smallest and largest logarithm of a standard deviation, as in CleanRL's
+
+
+class ActionBounds(NamedTuple):
+    """Smallest and largest value of each component of an action."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def _mlp(sizes: Sequence[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class SACNetwork(nn.Module):
+    """Policy, two critics, their targets, and the temperature."""
+
+    def __init__(
+        self, obs_size: int, bounds: ActionBounds, hiddens: Sequence[int], initial_alpha: float
+    ):
+        """Make them; the targets begin as the critics."""
+        super().__init__()
+        size = len(bounds.low)
+        low, high = torch.tensor(bounds.low), torch.tensor(bounds.high)
+        self.register_buffer("scale", (high - low) / 2)
+        self.register_buffer("middle", (high + low) / 2)
+        self.policy = _mlp((obs_size, *hiddens, 2 * size))
+        self.critics = nn.ModuleList(_mlp((obs_size + size, *hiddens, 1)) for _ in range(2))
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_alpha = nn.Parameter(torch.tensor(float(np.log(initial_alpha))))
+
+    def sample(
+        self, obs: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what the policy makes of normal noise.
+
+        Args:
+          obs: [N, ...].
+          noise: [N, size].
+
+        Returns:
+          Actions [N, size] as the critics take them, from -1 to 1, their log-probabilities [N] in the
+          environment's units, and the means [N, size].
+        """
+        mean, log_std = self.policy(obs.flatten(1)).chunk(2, dim=-1)
+        smallest, largest = LOG_STD
+        log_std = smallest + 0.5 * (largest - smallest) * (torch.tanh(log_std) + 1)
+        before = mean + log_std.exp() * noise
+        logprob = (-0.5 * noise.square() - log_std - 0.5 * np.log(2 * np.pi)).sum(dim=-1)
+        # of tanh, and of the scale: log(1 - tanh(x)^2) in a form that does not round to log(0)
+        logprob = logprob - (2 * (np.log(2) - before - F.softplus(-2 * before))).sum(dim=-1)
+        logprob = logprob - self.scale.log().sum()
+        return torch.tanh(before), logprob, torch.tanh(mean)
+
+    def values(
+        self, critics: nn.ModuleList, obs: torch.Tensor, actions: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what each of two critics makes of observations and actions from -1 to 1 [2, N]."""
+        inputs = torch.cat([obs.flatten(1), actions], dim=-1)
+        return torch.stack([critic(inputs)[:, 0] for critic in critics])
+
+
+def act(
+    network: SACNetwork,
+    obs: np.ndarray,
+    rng: np.random.Generator,
+    step: int,
+    *,
+    random_steps: int,
+) -> Decision:
+    """Draw actions from the policy, and the first of each worker evenly."""
+    shape = (len(obs), len(network.scale))
+    scale, middle = network.scale.numpy(), network.middle.numpy()
+    if step < random_steps:
+        actions = rng.uniform(-1, 1, shape)
+    else:
+        noise = torch.from_numpy(rng.standard_normal(shape, np.float32))
+        actions = network.sample(torch.from_numpy(obs), noise)[0].numpy()
+    actions = (middle + scale * actions).astype(np.float32)
+    return Decision(actions, np.empty((len(obs), 0), np.float32), np.zeros(len(obs), np.float32))
+
+
+class Transitions(NamedTuple):
+    """Transitions in any order [N]."""
+
+    obs: torch.Tensor
+    actions: torch.Tensor  # as the environment took them
+    rewards: torch.Tensor
+    next_obs: torch.Tensor
+    terminated: torch.Tensor  # bool; a cut episode has a value after its end
+    noise: torch.Tensor  # [2, N, size], for the actions in observations and in next ones
+
+
+class ReplayStorage:
+    """The last transitions; a number of batches is drawn from them after each time that some came."""
+
+    def __init__(self, seed: int, *, capacity: int, first: int, batch_size: int, num_updates: int):
+        """Begin empty.
+
+        Args:
+          seed: of what is drawn.
+          capacity: transitions that are kept.
+          first: transitions that are there before the first batch is drawn.
+          batch_size: of a batch.
+          num_updates: batches after each time that some came.
+        """
+        self._rng = np.random.default_rng(seed)
+        self._capacity, self._first = capacity, first
+        self._batch_size, self._num_updates = batch_size, num_updates
+        self._fields: list[np.ndarray] = []
+        self._count = 0  # that ever came
+        self._left = 0
+
+    def put(self, rollouts: list[Rollout]) -> None:
+        """Take in transitions, in the place of the oldest."""
+        for rollout in rollouts:
+            # The observation after an episode's last step is its own last one: EnvPool resets on the
+            # step after that, which is left out.
+            real = ~rollout.resets
+            fields = (
+                rollout.obs[:-1], rollout.actions, rollout.rewards, rollout.obs[1:], rollout.terminated
+            )  # fmt: skip
+            parts = [field[real] for field in fields]
+            if not self._fields:
+                self._fields = [np.empty((self._capacity, *p.shape[1:]), p.dtype) for p in parts]
+            places = (self._count + np.arange(len(parts[0]))) % self._capacity
+            for field, part in zip(self._fields, parts, strict=True):
+                field[places] = part
+            self._count += len(parts[0])
+        if self._count >= self._first:
+            self._left = self._num_updates
+
+    def next(self) -> Transitions | None:
+        """Draw a batch, or return None after the last."""
+        if not self._left:
+            return None
+        self._left -= 1
+        indices = self._rng.integers(min(self._count, self._capacity), size=self._batch_size)
+        fields = [torch.from_numpy(field[indices]) for field in self._fields]
+        shape = (2, self._batch_size, self._fields[1].shape[-1])
+        return Transitions(*fields, torch.from_numpy(self._rng.standard_normal(shape, np.float32)))
+
+
+def sac_loss(
+    network: SACNetwork, batch: Transitions, progress: float, *, gamma: float
+) -> dict[str, torch.Tensor]:
+    """Return the sum of SAC's losses; each has a gradient in its own parameters alone.
+
+    The critics learn towards the lower of their targets, with the entropy in it; the policy towards
+    the lower critic, which is held; the temperature towards an entropy of minus the actions' size.
+    """
+    alpha = network.log_alpha.exp().detach()
+    actions = (batch.actions - network.middle) / network.scale
+    with torch.no_grad():
+        next_actions, next_logprob, _ = network.sample(batch.next_obs, batch.noise[1])
+        next_values = network.values(network.targets, batch.next_obs, next_actions).amin(dim=0)
+        soft_value = next_values - alpha * next_logprob
+        targets = batch.rewards + gamma * (~batch.terminated).float() * soft_value
+    values = network.values(network.critics, batch.obs, actions)
+    value_loss = (values - targets).square().mean(dim=-1).sum()
+    drawn, logprob, _ = network.sample(batch.obs, batch.noise[0])
+    held = copy.deepcopy(network.critics).requires_grad_(False)
+    policy_loss = (alpha * logprob - network.values(held, batch.obs, drawn).amin(dim=0)).mean()
+    short_of_target = logprob.detach() - actions.shape[-1]
+    alpha_loss = -(network.log_alpha.exp() * short_of_target).mean()
+    return {
+        "loss": value_loss + policy_loss + alpha_loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "alpha_loss": alpha_loss,
+        "alpha": alpha,
+        "entropy": -logprob.mean(),
+    }
+
+
+def make_optimizer(
+    network: SACNetwork, *, policy_lr: float, critic_lr: float, alpha_lr: float
+) -> torch.optim.Optimizer:
+    """Return Adam, with a learning rate for each of policy, critics and temperature."""
+    groups = [
+        {"params": network.policy.parameters(), "lr": policy_lr},
+        {"params": network.critics.parameters(), "lr": critic_lr},
+        {"params": [network.log_alpha], "lr": alpha_lr},
+    ]
+    return torch.optim.Adam(groups)
+
+
+def move_targets(network: SACNetwork, *, polyak: float) -> None:
+    """Move the target critics towards the critics, to keep a share `polyak` of what they were."""
+    with torch.no_grad():
+        for target, critic in zip(
+            network.targets.parameters(), network.critics.parameters(), strict=True
+        ):
+            target.lerp_(critic, 1 - polyak)

@@ -1,0 +1,353 @@
+"""The three kinds of workers, each for one task: collect rollouts, compute gradients, update parameters.
+
+An update worker has gradient workers, and each of those has collection workers. Whether one waits for all
+of its workers, or goes on with the first, is the link between them: synchronous or asynchronous.
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from baselines.worker_schemes.agents import Agent, Rollout
+from baselines.worker_schemes.crew import Crew
+from cleanba.environments import MAX_ENVS, EpisodeStatistics, env_seeds, make_envs
+
+Parameters = Sequence[np.ndarray]  # of a network, in the order of its state
+# Of a rollout, that is collected even if the others are done before (DD-PPO, section 4)
+SMALLEST_SHARE = 0.25
+
+# What Ray hands over is read-only, and is only read.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def parameters_of(network: nn.Module) -> Parameters:
+    """Return parameters and buffers; they share memory with the network."""
+    return [tensor.detach().numpy() for tensor in network.state_dict().values()]
+
+
+def load_parameters(network: nn.Module, parameters: Parameters) -> None:
+    """Copy what `parameters_of` returned into a network."""
+    with torch.no_grad():
+        for tensor, array in zip(network.state_dict().values(), parameters, strict=True):
+            tensor.copy_(torch.from_numpy(array))
+
+
+class EnvOptions(NamedTuple):
+    """The environments of a collection worker."""
+
+    env_id: str
+    seed: int  # of the run
+    num_envs: int  # of each worker
+    num_steps: int  # of a rollout
+    preprocessing: str
+    num_workers: int  # of the whole run: whoever takes a dead one's place has other seeds
+
+
+class Collected(NamedTuple):
+    """A rollout, and what is recorded of it."""
+
+    rollout: Rollout
+    worker: int
+    version: int  # of the policy that acted, from its first step to its last
+    steps: int  # of all its environments
+    episodes: list[tuple[int, float, int]]  # environment, return, length
+    wall_time: float  # `time.time()` at its end
+    rollout_time: float  # seconds
+    inference_time: float  # of these
+    env_time: float  # of these
+
+
+class CollectionWorker:
+    """Steps environments, with the parameters that it is given."""
+
+    def __init__(self, agent: Agent, options: EnvOptions, index: int, life: int):
+        """Make environments and network.
+
+        Args:
+          agent: whose network acts.
+          options: of the environments.
+          index: of the worker in the run.
+          life: how many of this index have died.
+        """
+        torch.set_num_threads(1)
+        self._agent, self._options, self._index = agent, options, index
+        first = (index + life * options.num_workers) * options.num_envs
+        self._first = first % (MAX_ENVS - options.num_envs)
+        seeds = env_seeds(options.seed, self._first, options.num_envs)
+        self._rng = np.random.default_rng(seeds[0])
+        self._envs = make_envs(options.env_id, seeds, 1, options.preprocessing)
+        self._network = agent.make_network()
+        self._statistics = EpisodeStatistics(options.num_envs)
+        self._preempted = threading.Event()
+        self._obs: np.ndarray | None = None
+        self._resets = np.zeros(options.num_envs, bool)
+        self._steps = 0
+
+    def preempt(self) -> None:
+        """End the rollout that is being collected, once enough of it is there."""
+        self._preempted.set()
+
+    @torch.inference_mode()
+    def collect(self, parameters: Parameters, version: int) -> Collected:
+        """Collect a rollout."""
+        self._preempted.clear()
+        begin = time.perf_counter()
+        load_parameters(self._network, parameters)
+        if self._obs is None:
+            self._obs = self._see(self._envs.reset()[0])
+        steps = []
+        inference_time = env_time = 0.0
+        length = self._options.num_steps
+        for t in range(length):
+            if t >= SMALLEST_SHARE * length and self._preempted.is_set():
+                break
+            before = time.perf_counter()
+            decision = self._agent.act(self._network, self._obs, self._rng, self._steps)
+            now = time.perf_counter()
+            actions = decision.actions
+            sent = actions.astype(np.int32) if actions.dtype == np.int64 else actions
+            obs, reward, terminated, truncated, info = self._envs.step(sent)
+            env_time += time.perf_counter() - now
+            inference_time += now - before
+            reward = np.asarray(info.get("reward", reward), np.float32)
+            dones = terminated | truncated
+            step = (self._obs, actions, reward, terminated, dones, self._resets)
+            steps.append((*step, decision.logits, decision.values))
+            self._obs, self._resets = self._see(obs), dones
+            self._steps += len(actions)
+        decision = self._agent.act(self._network, self._obs, np.random.default_rng(0), self._steps)
+        fields = [np.stack(field) for field in zip(*steps, strict=True)]
+        rollout = Rollout(*fields)
+        rollout = rollout._replace(
+            obs=np.concatenate([rollout.obs, self._obs[None]]),
+            values=np.concatenate([rollout.values, decision.values[None]]),
+        )
+        episodes = self._statistics.count(rollout.rewards, rollout.dones)
+        return Collected(
+            rollout, self._index, version, rollout.dones.size,
+            [(self._first + e.index, e.episode_return, e.length) for e in episodes],
+            time.time(), time.perf_counter() - begin, inference_time, env_time,
+        )  # fmt: skip
+
+    def _see(self, obs: np.ndarray) -> np.ndarray:
+        return obs.astype(np.float32) if obs.dtype == np.float64 else obs.copy()
+
+    def end(self) -> None:
+        """Let go of the environments."""
+        self._envs.close()
+
+
+class Gradient(NamedTuple):
+    """A gradient, and what is recorded of it."""
+
+    gradients: list[np.ndarray]  # of the parameters that have one, in their order
+    version: int  # of the parameters that it was computed at
+    losses: dict[str, float]
+    collected: list[Collected]  # learned from for the first time; without the rollouts themselves
+    wait_time: float  # seconds for rollouts
+    training_time: float  # seconds to compute
+    exhausted: bool  # the next one needs new rollouts
+    replaced: list[str]  # workers, in words
+
+
+class GradientWorker:
+    """Computes gradients from what its collection workers send."""
+
+    def __init__(
+        self, agent: Agent, collectors: Crew, asynchronous: bool, enough: float, seed: int
+    ):
+        """Make network and storage.
+
+        Args:
+          agent: whose loss is computed.
+          collectors: its collection workers.
+          asynchronous: go on with the first rollout, while the others are collected.
+          enough: synchronous: share of workers that are waited for; the others end their rollouts early.
+          seed: of what is drawn in the storage.
+        """
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self._agent, self._collectors = agent, collectors
+        self._asynchronous, self._enough = asynchronous, enough
+        self._network = agent.make_network()
+        self._storage = agent.make_storage(seed)
+        self._batch: Any | None = None
+        self._collected: list[Collected] = []  # since the last gradient
+        self._collecting = False
+        self._wait_time = 0.0
+
+    def preempt(self) -> None:
+        """Tell the collection workers to end their rollouts."""
+        for index in range(self._collectors.size):
+            self._collectors.tell(index, "preempt")
+
+    def collect(self, parameters: Parameters, version: int) -> None:
+        """Collect what the next batch needs, with given parameters."""
+        shared = None
+        before = time.perf_counter()
+        while self._batch is None:
+            shared = shared or self._collectors.share(parameters)
+            if self._asynchronous:
+                collected = [self._take_one(shared, version)]
+            else:
+                for index in range(self._collectors.size):
+                    self._collectors.ask(index, "collect", shared, version)
+                collected = self._collectors.take_all(self._enough, "preempt")
+            self._storage.put([c.rollout for c in collected])
+            self._collected += collected
+            self._batch = self._storage.next()
+        self._wait_time += time.perf_counter() - before
+
+    def _take_one(self, parameters: Any, version: int) -> Collected:
+        """Return the first rollout that is ready; whose it was begins the next one."""
+        if not self._collecting:
+            for index in range(self._collectors.size):
+                self._collectors.ask(index, "collect", parameters, version)
+            self._collecting = True
+        index, collected = self._collectors.take()
+        self._collectors.ask(index, "collect", parameters, version)
+        return collected
+
+    def gradient(self, parameters: Parameters, version: int, progress: float) -> Gradient:
+        """Compute the gradient of the next batch, at given parameters.
+
+        Raises:
+          FloatingPointError: if the loss is not finite.
+        """
+        self.collect(parameters, version)
+        before = time.perf_counter()
+        load_parameters(self._network, parameters)
+        losses = self._agent.algorithm.loss(self._network, self._batch, progress)
+        learned = [p for p in self._network.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(losses["loss"], learned)
+        numbers = {name: value.item() for name, value in losses.items()}
+        if not np.isfinite(numbers["loss"]):
+            raise FloatingPointError(f"the loss at version {version} is {numbers['loss']}")
+        self._batch = self._storage.next()
+        collected, self._collected = self._collected, []
+        replaced, self._collectors.replaced = self._collectors.replaced, []
+        wait_time, self._wait_time = self._wait_time, 0.0
+        return Gradient(
+            [gradient.numpy() for gradient in gradients],
+            version,
+            numbers,
+            [c._replace(rollout=None) for c in collected],
+            wait_time,
+            time.perf_counter() - before,
+            self._batch is None,
+            replaced,
+        )
+
+    def end(self) -> None:
+        """End the collection workers."""
+        self._collectors.end()
+
+
+class Update(NamedTuple):
+    """An update, and what is recorded of it."""
+
+    version: int  # that it made
+    steps: int  # of the environments, that were learned from so far
+    gradients: list[Gradient]  # whose mean was applied
+    grad_norm: float  # of that mean, before clipping
+    learning_rate: float
+    wait_time: float  # seconds, for the gradients
+    replaced: list[str]  # workers, in words
+
+
+class UpdateWorker:
+    """Applies the gradients of its gradient workers."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        workers: Crew,
+        *,
+        asynchronous: bool,
+        enough: float,
+        total_steps: int,
+        max_grad_norm: float,
+        anneal: bool,
+    ):
+        """Make network and optimiser.
+
+        Args:
+          agent: that learns.
+          workers: its gradient workers.
+          asynchronous: apply each gradient as it comes, not the mean of all.
+          enough: synchronous: share of gradient workers whose rollouts are waited for (DD-PPO's preemption
+            threshold); the others end theirs early.
+          total_steps: of the run.
+          max_grad_norm: largest global norm of what is applied.
+          anneal: let the learning rates fall linearly to 0.
+        """
+        self.network = agent.make_network()
+        self.version, self.steps = 1, 0
+        self._agent, self._workers = agent, workers
+        self._asynchronous, self._enough = asynchronous, enough
+        self._total_steps, self._max_norm, self._anneal = total_steps, max_grad_norm, anneal
+        self._optimizer = agent.algorithm.make_optimizer(self.network)
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._exhausted = True
+        self._asked = False
+
+    def _ask(self, index: int, shared: Any) -> None:
+        self._workers.ask(index, "gradient", shared, self.version, self._progress())
+
+    def _progress(self) -> float:
+        return min(self.steps / self._total_steps, 1.0) if self._anneal else 0.0
+
+    def step(self) -> Update:
+        """Make one update."""
+        before = time.perf_counter()
+        workers = range(self._workers.size)
+        if self._asynchronous:
+            if not self._asked:
+                shared = self._workers.share(parameters_of(self.network))
+                for index in workers:
+                    self._ask(index, shared)
+                self._asked = True
+            first, gradient = self._workers.take()
+            gradients = [gradient]
+        else:
+            shared = self._workers.share(parameters_of(self.network))
+            if self._exhausted and self._enough < 1:
+                for index in workers:
+                    self._workers.ask(index, "collect", shared, self.version)
+                self._workers.take_all(self._enough, "preempt")
+            for index in workers:
+                self._ask(index, shared)
+            gradients = self._workers.take_all()
+        wait_time = time.perf_counter() - before
+        norm, rate = self._apply(gradients)
+        self.version += 1
+        self.steps += sum(c.steps for gradient in gradients for c in gradient.collected)
+        self._exhausted = any(gradient.exhausted for gradient in gradients)
+        if self._asynchronous:
+            self._ask(first, self._workers.share(parameters_of(self.network)))
+        replaced = [words for gradient in gradients for words in gradient.replaced]
+        replaced += self._workers.replaced
+        self._workers.replaced = []
+        return Update(self.version, self.steps, gradients, norm, rate, wait_time, replaced)
+
+    def _apply(self, gradients: list[Gradient]) -> tuple[float, float]:
+        learned = [p for p in self.network.parameters() if p.requires_grad]
+        for parameter, *parts in zip(learned, *(g.gradients for g in gradients), strict=True):
+            parameter.grad = torch.from_numpy(np.mean(parts, axis=0))
+        norm = torch.nn.utils.clip_grad_norm_(learned, self._max_norm)
+        fallen = 1 - self._progress()
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * fallen
+        self._optimizer.step()
+        self._agent.algorithm.after_step(self.network)
+        return float(norm), self._rates[0] * fallen
+
+    def end(self) -> None:
+        """End all workers."""
+        self._workers.end()

@@ -1,0 +1,534 @@
+"""Worker schemes on Ray: each part against an oracle, each link by what it does to lag, deaths survived."""
+
+import copy
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+import rlax
+import torch
+from torch import distributions
+
+from baselines.torch_losses import clipped_surrogate
+from baselines.torch_networks import make_network
+from baselines.worker_schemes import agents, options, sac
+from baselines.worker_schemes.__main__ import make_update_worker
+from baselines.worker_schemes.agents import Rollout
+from baselines.worker_schemes.crew import Crew
+from baselines.worker_schemes.workers import load_parameters, parameters_of
+from cleanba.command_line import BadInput
+from cleanba.record import read_run
+from experiments.systems import WORKER_SCHEMES
+
+ROOT = Path(__file__).resolve().parents[2]
+T, B, A = 6, 3, 4
+
+
+def make_rollout(rng, length=T):
+    dones = rng.random((length, B)) < 0.3
+    return Rollout(
+        obs=rng.normal(size=(length + 1, B, 5)).astype(np.float32),
+        actions=rng.integers(A, size=(length, B)),
+        rewards=rng.normal(size=(length, B)).astype(np.float32),
+        terminated=dones & (rng.random((length, B)) < 0.5),
+        dones=dones,
+        resets=np.concatenate([np.zeros((1, B), bool), dones[:-1]]),
+        logits=rng.normal(size=(length, B, A)).astype(np.float32),
+        values=rng.normal(size=(length + 1, B)).astype(np.float32),
+    )
+
+
+def storage(**changes):
+    settings = {
+        "gamma": 0.9, "gae_lambda": 0.8, "num_epochs": 2, "num_minibatches": 3, "clip_rewards": False,
+    }  # fmt: skip
+    return agents.GAEStorage(0, **(settings | changes))
+
+
+def batches_of(some):
+    found = []
+    while (batch := some.next()) is not None:
+        found.append(batch)
+    return found
+
+
+def test_epochs_take_every_real_step_once_and_advantages_are_rlax_s():
+    rng = np.random.default_rng(0)
+    rollouts = [make_rollout(rng), make_rollout(rng, length=4)]  # the second was ended early
+    some = storage()
+    assert some.next() is None
+    some.put(rollouts)
+    batches = batches_of(some)
+    assert len(batches) == 6
+    expected = []
+    for rollout in rollouts:
+        gae = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)
+        advantages = gae(
+            jnp.asarray(rollout.rewards), jnp.float32(0.9 * ~rollout.dones), 0.8,
+            jnp.asarray(rollout.values),
+        )  # fmt: skip
+        expected += np.asarray(advantages)[~rollout.resets].tolist()
+    for epoch in (batches[:3], batches[3:]):
+        found = torch.cat([batch.advantages for batch in epoch]).tolist()
+        assert len(found) == sum((~r.resets).sum() for r in rollouts)
+        np.testing.assert_allclose(sorted(found), sorted(expected), atol=1e-5)
+    assert batches[0].actions.tolist() != batches[3].actions.tolist()
+
+
+def test_ppo_loss_agrees_with_rlax():
+    rng = np.random.default_rng(1)
+    torch.manual_seed(0)
+    network = make_network("mlp", (5,), A)
+    some = storage(num_minibatches=1)
+    some.put([make_rollout(rng)])
+    batch = some.next()
+    loss = agents.ppo_loss(network, batch, 0.25, clip_coef=0.2, ent_coef=0.03, vf_coef=0.7)
+    logits, values = (x.detach().numpy() for x in network(batch.obs))
+    log_policy = np.asarray(jax.nn.log_softmax(logits))
+    ratio = np.exp(log_policy[np.arange(len(values)), batch.actions] - batch.logprobs.numpy())
+    advantages = batch.advantages.numpy()
+    advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    policy_loss = rlax.clipped_surrogate_pg_loss(jnp.asarray(ratio), jnp.asarray(advantages), 0.15)
+    value_loss = 0.5 * np.square(values - batch.returns.numpy()).mean()
+    entropy = -(np.exp(log_policy) * log_policy).sum(-1).mean()
+    np.testing.assert_allclose(loss["policy_loss"].item(), policy_loss, atol=1e-5)
+    np.testing.assert_allclose(loss["value_loss"].item(), value_loss, rtol=1e-5)
+    total = policy_loss + 0.7 * value_loss - 0.03 * entropy
+    np.testing.assert_allclose(loss["loss"].item(), total, rtol=1e-5)
+
+
+def test_the_clipped_surrogate_has_a_gradient_only_where_it_is_not_clipped():
+    ratio = torch.tensor([0.5, 0.5, 1.0, 1.5, 1.5], requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+    values = clipped_surrogate(ratio, advantages, 0.2)
+    np.testing.assert_allclose(values.detach(), [0.5, -0.8, 1.0, 1.2, -1.5], rtol=1e-6)
+    values.sum().backward()
+    assert ratio.grad.tolist() == [1.0, 0.0, 1.0, 0.0, -1.0]
+
+
+def test_vtrace_loss_of_several_rollouts_is_the_mean_over_their_steps():
+    rng = np.random.default_rng(2)
+    torch.manual_seed(0)
+    network = make_network("mlp", (5,), A)
+    rollouts = [make_rollout(rng), make_rollout(rng, length=4)]
+    loss = partial(agents.vtrace_loss, gamma=0.9, ent_coef=0.03, vf_coef=0.7, clip_rewards=True)
+    counts = [(~r.resets).sum() for r in rollouts]
+    parts = [loss(network, [r], 0.0)["loss"].item() for r in rollouts]
+    whole = loss(network, rollouts, 0.0)["loss"].item()
+    np.testing.assert_allclose(whole, np.average(parts, weights=counts), rtol=1e-5)
+    some = agents.VTraceStorage(0)
+    some.put(rollouts)
+    assert some.next() == rollouts
+    assert some.next() is None
+
+
+BOUNDS = sac.ActionBounds((-2.0, -1.0), (2.0, 3.0))
+
+
+@pytest.fixture
+def control():
+    torch.manual_seed(3)
+    network = sac.SACNetwork(5, BOUNDS, (16,), 0.3)
+    with torch.no_grad():
+        for target in network.targets.parameters():
+            target += 0.1 * torch.randn_like(target)
+    return network
+
+
+def test_sac_s_log_probabilities_are_those_of_a_squashed_gaussian(control):
+    obs, noise = torch.randn(7, 5), torch.randn(7, 2)
+    actions, logprob, _ = control.sample(obs, noise)
+    mean, log_std = control.policy(obs).chunk(2, dim=-1)
+    std = torch.exp(-5 + 3.5 * (torch.tanh(log_std) + 1))
+    squash = [
+        distributions.TanhTransform(),
+        distributions.AffineTransform(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 2.0])),
+    ]
+    policy = distributions.TransformedDistribution(distributions.Normal(mean, std), squash)
+    scaled = control.middle + control.scale * actions
+    np.testing.assert_allclose(
+        logprob.detach(), policy.log_prob(scaled).sum(-1).detach(), rtol=1e-3, atol=1e-3
+    )
+
+
+def transitions(network):
+    rng = np.random.default_rng(4)
+    draw = lambda *shape: torch.from_numpy(rng.standard_normal(shape, np.float32))  # noqa: E731
+    return sac.Transitions(
+        draw(8, 5), draw(8, 2).clamp(-1, 1), draw(8), draw(8, 5), torch.arange(8) % 3 == 0,
+        draw(2, 8, 2),
+    )  # fmt: skip
+
+
+def test_each_of_sac_s_losses_moves_its_own_parameters_alone(control):
+    batch = transitions(control)
+    losses = sac.sac_loss(control, batch, 0.0, gamma=0.9)
+    parts = {
+        "value_loss": control.critics.parameters(),
+        "policy_loss": control.policy.parameters(),
+        "alpha_loss": [control.log_alpha],
+    }
+    learned = [p for p in control.parameters() if p.requires_grad]
+    owners = {id(p): name for name, group in parts.items() for p in group}
+    assert len(owners) == len(learned)
+    for name in parts:
+        gradients = torch.autograd.grad(losses[name], learned, allow_unused=True, retain_graph=True)
+        for parameter, gradient in zip(learned, gradients, strict=True):
+            moved = gradient is not None and gradient.abs().sum() > 0
+            assert moved == (owners[id(parameter)] == name)
+
+
+def test_sac_s_targets_have_a_value_after_a_cut_and_none_after_an_end(control):
+    batch = transitions(control)
+    with torch.no_grad():
+        action, logprob, _ = control.sample(batch.next_obs, batch.noise[1])
+        inputs = torch.cat([batch.next_obs, action], -1)
+        lower = torch.minimum(*(target(inputs)[:, 0] for target in control.targets))
+        goal = batch.rewards + 0.9 * torch.where(batch.terminated, 0, lower - 0.3 * logprob)
+        inputs = torch.cat([batch.obs, (batch.actions - control.middle) / control.scale], -1)
+        errors = [(critic(inputs)[:, 0] - goal).square().mean() for critic in control.critics]
+    loss = sac.sac_loss(control, batch, 0.0, gamma=0.9)["value_loss"]
+    np.testing.assert_allclose(loss.item(), sum(errors).item(), rtol=1e-5)
+
+
+def test_target_critics_follow_by_a_share(control):
+    before = copy.deepcopy(control.targets)
+    sac.move_targets(control, polyak=0.75)
+    for old, critic, new in zip(
+        before.parameters(), control.critics.parameters(), control.targets.parameters(), strict=True
+    ):
+        np.testing.assert_allclose(new, (0.75 * old + 0.25 * critic).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_replay_storage_keeps_the_newest_real_transitions():
+    rng = np.random.default_rng(5)
+    some = sac.ReplayStorage(0, capacity=20, first=16, batch_size=200, num_updates=2)
+    rollouts = [make_rollout(rng) for _ in range(4)]
+    for number, rollout in enumerate(rollouts):
+        rollout.rewards[:] = 100 * number + np.arange(T * B).reshape(T, B)
+        rollout = rollout._replace(actions=np.zeros((T, B, 2), np.float32))
+        some.put([rollout])
+        if not number:
+            assert (~rollout.resets).sum() < 16
+            assert some.next() is None  # not enough yet
+    rewards = [r for rollout in rollouts for r in rollout.rewards[~rollout.resets].tolist()]
+    batches = batches_of(some)
+    assert len(batches) == 2
+    assert set(batches[0].rewards.tolist()) == set(rewards[-20:])
+    # observations belong to their rewards
+    number, step = divmod(int(batches[0].rewards[0]), 100)
+    obs = rollouts[number].obs[step // B, step % B]
+    assert (batches[0].obs[0].numpy() == obs).all()
+    assert (batches[0].next_obs[0].numpy() == rollouts[number].obs[step // B + 1, step % B]).all()
+
+
+def test_parameters_travel_whole(control):
+    other = sac.SACNetwork(5, BOUNDS, (16,), 0.5)
+    load_parameters(other, [array.copy() for array in parameters_of(control)])
+    for mine, theirs in zip(
+        control.state_dict().values(), other.state_dict().values(), strict=True
+    ):
+        assert (mine == theirs).all()
+
+
+# Schemes, on one Ray for all tests.
+
+
+@pytest.fixture(scope="module")
+def on_ray():
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    ray.init(
+        num_cpus=16, include_dashboard=False, logging_level="ERROR", object_store_memory=1 << 28,
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
+SMALL = {
+    "env_id": "CartPole-v1", "num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2,
+    "total_timesteps": 10_000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def updater(tmp_path):
+    """Return what makes the update worker of a scheme; its workers end with the test."""
+    made = []
+
+    def make(**changes):
+        plan = options.prepare(options.Args(**(SMALL | {"runs_dir": str(tmp_path)} | changes)))
+        made.append(make_update_worker(plan))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.end()
+
+
+def test_a_single_thread_needs_no_ray_and_gives_the_same_bits_again(updater):
+    results = []
+    for _ in range(2):
+        worker = updater()
+        updates = [worker.step() for _ in range(12)]
+        results.append([array.copy() for array in parameters_of(worker.network)])
+        assert [u.version for u in updates] == list(range(2, 14))
+        assert updates[-1].steps == 3 * 64
+        assert all(g.version == u.version - 1 for u in updates for g in u.gradients)
+        assert [len(u.gradients[0].collected) for u in updates] == [1, 0, 0, 0] * 3
+    for first, second in zip(*results, strict=True):
+        assert (first == second).all()
+
+
+def test_synchronous_workers_have_no_lag_and_their_mean_gradient_is_applied(on_ray, updater):
+    results = []
+    for _ in range(2):
+        worker = updater(scheme="dppo", collection_workers=2)
+        before = [p.detach().numpy().copy() for p in worker.network.parameters()]
+        update = worker.step()
+        assert len(update.gradients) == 2
+        mean = [
+            np.mean(parts, axis=0)
+            for parts in zip(*(g.gradients for g in update.gradients), strict=True)
+        ]
+        norm = np.sqrt(sum(np.square(part).sum() for part in mean))
+        assert update.grad_norm == pytest.approx(norm, rel=1e-5)
+        # Adam's first step: its learning rate, in the direction of the clipped gradient
+        for old, new, gradient in zip(before, worker.network.parameters(), mean, strict=True):
+            clipped = gradient * min(1.0, 0.5 / norm)
+            expected = old - 2.5e-4 * clipped / (np.abs(clipped) + 1e-5)
+            np.testing.assert_allclose(new.detach(), expected, atol=1e-6)
+        updates = [update, *(worker.step() for _ in range(7))]
+        collected = [(u.version, c) for u in updates for g in u.gradients for c in g.collected]
+        assert sorted({c.worker for _, c in collected}) == [0, 1, 2, 3]
+        assert all(c.version == version - 1 for version, c in collected)
+        assert updates[-1].steps == 2 * 4 * 64
+        results.append([array.copy() for array in parameters_of(worker.network)])
+    for first, second in zip(*results, strict=True):
+        assert (first == second).all()
+
+
+def test_asynchronous_collection_lags_and_asynchronous_gradients_are_late(on_ray, updater):
+    worker = updater(scheme="impala", agent="impala")
+    updates = [worker.step() for _ in range(30)]
+    lags = [u.version - 1 - c.version for u in updates for g in u.gradients for c in g.collected]
+    assert len(lags) == 30
+    assert max(lags) >= 1  # two workers, of which one collects while the other is learned from
+    assert all(g.version == u.version - 1 for u in updates for g in u.gradients)
+
+    worker = updater(scheme="appo")
+    updates = [worker.step() for _ in range(30)]
+    late = [u.version - 1 - u.gradients[0].version for u in updates]
+    assert min(late) >= 0
+    assert max(late) >= 1
+    assert all(len(u.gradients) == 1 for u in updates)
+
+
+class Sleeper:
+    """A worker that dies, fails or sleeps as it is asked to."""
+
+    def __init__(self, index, life):
+        self.index, self.life, self.told = index, life, False
+
+    def pid(self):
+        return os.getpid()
+
+    def fail(self):
+        raise ValueError(f"planted in worker {self.index}")
+
+    def answer(self, seconds):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.told:
+            time.sleep(0.01)
+        return self.index, self.life
+
+    def tell(self):
+        self.told = True
+
+    def end(self):
+        pass
+
+
+def test_a_dead_worker_is_replaced_and_asked_again(on_ray):
+    crew = Crew("test", Sleeper, 2, {"num_cpus": 0})
+    for index in range(2):
+        crew.ask(index, "pid")
+    pids = crew.take_all()
+    crew.ask(0, "answer", 0.0)
+    crew.ask(1, "answer", 2.0)
+    assert crew.take() == (0, (0, 0))
+    os.kill(pids[1], signal.SIGKILL)
+    crew.ask(0, "answer", 0.0)
+    assert crew.take() == (0, (0, 0))  # the living are not kept
+    assert crew.take() == (1, (1, 1))
+    assert crew.replaced == ["test worker 1 has died, and was replaced"]
+    crew.end()
+
+
+def test_a_worker_s_error_is_no_death(on_ray):
+    crew = Crew("test", Sleeper, 1, {"num_cpus": 0})
+    crew.ask(0, "fail")
+    with pytest.raises(ValueError, match="planted in worker 0"):
+        crew.take()
+    assert crew.replaced == []
+    crew.end()
+
+
+def test_the_others_are_told_once_enough_have_answered(on_ray):
+    crew = Crew("test", Sleeper, 3, {"num_cpus": 0})
+    for index, seconds in enumerate((0.0, 0.2, 60.0)):
+        crew.ask(index, "answer", seconds)
+    begin = time.monotonic()
+    assert crew.take_all(enough=0.6, then="tell") == [(0, 0), (1, 0), (2, 0)]
+    assert time.monotonic() - begin < 30
+    crew.end()
+
+
+# Whole runs.
+
+SHORT = ("--env-id", "CartPole-v1", "--num-envs", 4)
+
+
+def start(runs_dir, *args, num_steps=16):
+    words = [sys.executable, "-m", "baselines.worker_schemes", *SHORT, "--num-steps", num_steps]
+    words += ["--runs-dir", runs_dir, *args]
+    return subprocess.Popen(
+        list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def num_updates(runs_dir):
+    return sum(p.read_bytes().count(b"\n") for p in runs_dir.glob("default/*/updates.jsonl"))
+
+
+def wait_for(process, condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def workers_of(process, kind):
+    """Return the processes of some workers."""
+    tree = psutil.Process(process.pid).children(recursive=True)
+    return [p for p in tree if p.cmdline() and p.cmdline()[0].startswith(f"ray::{kind}Worker")]
+
+
+def record_in(runs_dir):
+    (folder,) = runs_dir.glob("default/*__*")
+    return read_run(folder)
+
+
+def test_a_killed_worker_of_either_kind_is_replaced_and_reported(tmp_path):
+    process = start(
+        tmp_path, "--scheme", "rapid", "--total-timesteps", 4_000, "--gradients", "asynchronous"
+    )
+    wait_for(process, lambda: num_updates(tmp_path) > 20)
+    for kind, number in (("Collection", 4), ("Gradient", 2)):
+        workers = workers_of(process, kind)
+        assert len(workers) == number
+        workers[0].kill()
+        before = num_updates(tmp_path)
+        wait_for(process, lambda n=before: num_updates(tmp_path) > n + 10)
+    printed, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    for kind in ("collection", "gradient"):
+        assert re.search(rf"{kind} worker \d has died, and was replaced", printed), printed
+    record = record_in(tmp_path)
+    assert record.completed
+    updates, rollouts = record.lines("updates"), record.lines("rollouts")
+    assert sum(u["num_replaced"] for u in updates) == 2
+    assert [u["version"] for u in updates] == list(range(2, len(updates) + 2))
+    # no rollout is learned from twice, though numbers begin anew with a newcomer
+    assert sum(r["steps"] for r in rollouts) == updates[-1]["step"] >= 4_000
+    assert all(r["learner_version"] >= r["version_last"] for r in rollouts)
+    assert all(u["version"] - 1 >= u["gradient_version"] for u in updates)
+
+
+def test_the_record_is_described_and_a_preempted_rollout_is_shorter(tmp_path):
+    process = start(tmp_path, "--scheme", "ddppo", "--total-timesteps", 4_000, num_steps=64)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    record = record_in(tmp_path)
+    described = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "run-record.md").read_text()))
+    for kind in ("episodes", "updates", "rollouts"):
+        for row in record.lines(kind):
+            assert set(row) <= described, set(row) - described
+    assert set(record.info["hardware"]) <= described
+    assert record.path.name == "schemes_ppo-ddppo__g2-c0__CartPole-v1__s1"
+    steps = [r["steps"] for r in record.lines("rollouts")]
+    assert max(steps) == 64 * 4
+    assert min(steps) >= 64  # a quarter of a rollout at least
+    assert min(steps) < 64 * 4  # one of two is never as fast as the other for long
+    assert record.lines("updates")[-1]["fingerprint"]
+
+
+def test_an_interrupted_run_leaves_a_readable_record_and_no_process(tmp_path):
+    process = start(tmp_path, "--scheme", "appo", "--total-timesteps", 10_000_000)
+    wait_for(process, lambda: num_updates(tmp_path) > 5)
+    tree = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert record_in(tmp_path).info["status"] == "interrupted"
+    _, alive = psutil.wait_procs(tree, timeout=20)
+    assert not alive, alive
+
+
+def test_a_failing_worker_ends_the_run(tmp_path):
+    process = start(tmp_path, "--scheme", "dppo", "--learning-rate", 1e30)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "FloatingPointError: the loss at version" in errors
+    assert record_in(tmp_path).info["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": "CartPoel-v1"}, "did you mean CartPole-v"),
+        ({"agent": "sac"}, "--agent sac: CartPole-v1 needs to have continuous actions"),
+        ({"env_id": "HalfCheetah-v4"}, "needs discrete actions"),
+        ({"network": "nature"}, "--network nature: observations are (4,); choose mlp"),
+        ({"scheme": "appo", "enough": 0.5}, "--enough 0.5: only synchronous workers"),
+        ({"num_minibatches": 9}, "--num-minibatches 9: too many for the 64 steps"),
+        ({"total_timesteps": 10}, "--total-timesteps 10: a rollout holds 64 steps"),
+        ({"ray_address": "auto", "local_nodes": 2}, "--local-nodes: for a cluster on this"),
+        ({"collection_workers": -1}, "--collection-workers -1: must be 0 or more"),
+        ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, changes, message):
+    args = options.Args(**(SMALL | {"runs_dir": str(tmp_path)} | changes))
+    with pytest.raises(BadInput, match=re.escape(message)):
+        options.prepare(args)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_studies_know_all_schemes():
+    assert set(WORKER_SCHEMES) == set(options.SCHEMES)
+
+
+def test_schemes_are_choices_of_arguments():
+    named = options.choose_scheme(options.Args(scheme="rapid"))
+    said = options.Args(
+        gradient_workers=2, collection_workers=2, gradients="synchronous", collection="asynchronous"
+    )
+    assert options.choose_scheme(said) == named
+    assert options.choose_scheme(options.Args(scheme="rapid", gradient_workers=5)) == (
+        named._replace(gradient_workers=5)
+    )
