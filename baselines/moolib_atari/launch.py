@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,23 @@ def peer_process(
         traceback.print_exc()
         code = FAILED
     os._exit(code)
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let no signal come between taking a message out of the store and having written it down."""
+    arrived: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 class Broker:
@@ -170,10 +188,11 @@ class Broker:
             raise PeerFailed(f"{name} was ended by {how}, and there is no other peer")
 
     def _hear(self) -> None:
-        for said in pop_all(self._store, LOG):
-            self._recorder.hear(said)
-            if "rollouts" in said:
-                self._coming.discard(said["peer"])
+        with _signals_wait():
+            for said in pop_all(self._store, LOG):
+                self._recorder.hear(said)
+                if "rollouts" in said:
+                    self._coming.discard(said["peer"])
 
     def _ended(self) -> list[str]:
         sentinels = {process.sentinel: name for name, process in self._peers.items()}

@@ -48,6 +48,11 @@ class Crew:
         self._local = None if count else make(0, 0)
         self._actors = [self._start(index) for index in range(count)]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the worker is in this process: then nothing goes on beside it."""
+        return self._local is not None
+
     def _start(self, index: int) -> Any:
         import ray
 

@@ -174,7 +174,8 @@ class GradientWorker:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self._agent, self._collectors = agent, collectors
-        self._asynchronous, self._enough = asynchronous, enough
+        self._asynchronous = asynchronous and not collectors.is_local
+        self._enough = enough
         self._network = agent.make_network()
         self._storage = agent.make_storage(seed)
         self._batch: Any | None = None

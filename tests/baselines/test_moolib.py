@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from baselines.moolib_atari import experiment, options
+from baselines.moolib_atari import experiment, launch, options
 from baselines.moolib_atari.accumulator import Accumulator, StateLost
 from baselines.moolib_atari.group import Group, Membership
 from baselines.moolib_atari.recorder import Recorder
@@ -229,6 +229,26 @@ def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim, 
     actors = {r["actor"] for r in record.lines("rollouts")[-200:]}
     assert actors == set(range(6))  # all three peers, the newcomer too
     assert_gone(peers)
+
+
+def test_an_interrupt_waits_until_what_was_taken_out_of_the_store_is_written_down():
+    broker, heard = object.__new__(launch.Broker), []
+
+    class Interrupted:
+        def hear(self, said):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            heard.append(said["peer"])
+
+    broker._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    broker._recorder, broker._coming = Interrupted(), set()
+    for name in ("a", "b"):
+        broker._store.queue_push("log", f'{{"peer": "{name}"}}')
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        broker._hear()
+    assert heard == ["a", "b"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_under_torchrun_a_killed_peer_brings_all_back_to_the_checkpoint(tmp_path):

@@ -293,6 +293,15 @@ def test_a_single_thread_needs_no_ray_and_gives_the_same_bits_again(updater):
         assert (first == second).all()
 
 
+def test_nothing_lags_where_nothing_goes_on_beside_it(updater):
+    worker = updater(scheme="async-rapid", gradient_workers=0, collection_workers=0)
+    updates = [worker.step() for _ in range(12)]
+    assert all(g.version == u.version - 1 for u in updates for g in u.gradients)
+    collected = [(u.version - 1, c) for u in updates for g in u.gradients for c in g.collected]
+    assert len(collected) == 3
+    assert all(c.version == version for version, c in collected)
+
+
 def test_synchronous_workers_have_no_lag_and_their_mean_gradient_is_applied(on_ray, updater):
     results = []
     for _ in range(2):
