@@ -127,14 +127,15 @@ def moolib_arguments(run: PlannedRun) -> list[str]:
     )
 
 
-def cleanrl_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of CleanRL's PPO, which has one process and one device."""
+def _plain_arguments(run: PlannedRun, **own: Any) -> list[str]:
+    """Say a run in flags that are named as in a study, and a system's own after its hyperparameters."""
     return flags(
         {
             "env_id": run.env_id,
             "seed": run.seed,
             "total_timesteps": run.total_timesteps,
             **run.hyperparameters,
+            **own,
             **dict(run.setting.flags),
             "study": run.study,
             "setting": run.setting.name,
@@ -142,41 +143,26 @@ def cleanrl_arguments(run: PlannedRun) -> list[str]:
     )
 
 
+def cleanrl_arguments(run: PlannedRun) -> list[str]:
+    """Say a run in the flags of CleanRL's PPO, which has one process and one device."""
+    return _plain_arguments(run)
+
+
 def hts_arguments(run: PlannedRun) -> list[str]:
     """Say a run in the flags of HTS-RL, whose actor threads are processes; `-sync` is its baseline."""
     _, _, algorithm = run.system.removesuffix("-sync").split("_")
-    return flags(
-        {
-            "env_id": run.env_id,
-            "seed": run.seed,
-            "total_timesteps": run.total_timesteps,
-            "algorithm": algorithm,
-            "schedule": "synchronous" if run.system.endswith("-sync") else "hts",
-            **run.hyperparameters,
-            "num_actors": run.setting.num_actor_threads,
-            **dict(run.setting.flags),
-            "study": run.study,
-            "setting": run.setting.name,
-        }
+    return _plain_arguments(
+        run,
+        algorithm=algorithm,
+        schedule="synchronous" if run.system.endswith("-sync") else "hts",
+        num_actors=run.setting.num_actor_threads,
     )
 
 
 def schemes_arguments(run: PlannedRun) -> list[str]:
     """Say a run in the flags of the worker schemes, whose system is `schemes_<agent>-<scheme>`."""
     agent, _, scheme = run.system.removeprefix("schemes_").partition("-")
-    return flags(
-        {
-            "env_id": run.env_id,
-            "seed": run.seed,
-            "total_timesteps": run.total_timesteps,
-            "agent": agent,
-            "scheme": scheme,
-            **run.hyperparameters,
-            **dict(run.setting.flags),
-            "study": run.study,
-            "setting": run.setting.name,
-        }
-    )
+    return _plain_arguments(run, agent=agent, scheme=scheme)
 
 
 SYSTEMS = {

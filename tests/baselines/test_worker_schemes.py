@@ -293,6 +293,24 @@ def test_a_single_thread_needs_no_ray_and_gives_the_same_bits_again(updater):
         assert (first == second).all()
 
 
+def test_sac_updates_policy_critics_and_temperature(updater):
+    worker = updater(
+        agent="sac", env_id="Pendulum-v1", num_envs=2, num_steps=8, start_steps=64, batch_size=16,
+        num_updates=4,
+    )  # fmt: skip
+    before = [array.copy() for array in parameters_of(worker.network)]
+    updates = [worker.step() for _ in range(8)]
+    assert updates[-1].steps == 64 + 16  # what fills the storage, and one rollout more
+    changed = {
+        name.split(".")[0]
+        for name, old, new in zip(
+            worker.network.state_dict(), before, parameters_of(worker.network), strict=True
+        )
+        if (old != new).any()
+    }
+    assert changed == {"policy", "critics", "targets", "log_alpha"}
+
+
 def test_nothing_lags_where_nothing_goes_on_beside_it(updater):
     worker = updater(scheme="async-rapid", gradient_workers=0, collection_workers=0)
     updates = [worker.step() for _ in range(12)]
