@@ -49,7 +49,7 @@ def _schemes(scheme: str, algorithm: str, num_workers: int, *flags: str) -> Case
     return Case(f"schemes_{algorithm}-{scheme}", algorithm, (*words, "--agent", algorithm, *flags))
 
 
-GROUPS = ("--num-env-groups", "1")
+GROUPS = ("--num-env-groups", "1", "--num-actor-threads", "1")
 CASES = (
     _script("cleanba_ppo-sync", "ppo", "cleanba/cleanba_ppo.py", *GROUPS, *EPOCHS, "--no-concurrency"),
     _script("cleanba_ppo", "ppo", "cleanba/cleanba_ppo.py", *GROUPS, *EPOCHS, "--concurrency"),
