@@ -8,18 +8,23 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # make study ... RETRY=1 runs failed runs again, and deletes what they left
 LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
+# make study ... CLUSTER=slurm CLUSTER_OPTIONS="slurm_partition=gpu timeout_min=600"
+LAUNCH_FLAGS += $(if $(CLUSTER),--cluster $(CLUSTER)) $(addprefix --cluster-option ,$(CLUSTER_OPTIONS))
 PRESET ?=
 SOURCE ?= runs
+OUT ?= reports/paper
 # the folder of a study's records and report: base, base-paper
 PRESET_FLAG = $(if $(PRESET),--preset $(PRESET))
 FOLDER = $(STUDY)$(if $(filter-out cpu,$(PRESET)),-$(PRESET))
 
 .DEFAULT_GOAL := help
-FIGURES := fig2 fig3 fig4 fig5 fig6 fig7
-.PHONY: help setup quickstart study report reports $(FIGURES) table1 lag certify replay test lint format bench
+FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
+FIGURES += hts_fig4a hts_fig4b hts_fig5a hts_fig5b
+TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5
+.PHONY: help setup quickstart study report reports $(FIGURES) $(TABLES) rlops lag certify replay test lint format bench
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9_ ]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed (or say make PYTHON=...)"; exit 2; }
@@ -35,7 +40,7 @@ quickstart: .venv/installed ## train the quickstart study, and write reports/qui
 	@$(MAKE) --no-print-directory study STUDY=quickstart
 	@$(MAKE) --no-print-directory report STUDY=quickstart
 
-study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1] [RETRY=1] [RUNS=runs]
+study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1] [RETRY=1] [CLUSTER=slurm] [RUNS=runs]
 	$(BIN)/python -m experiments.launch $(STUDY) --runs-dir $(RUNS) $(LAUNCH_FLAGS) $(PRESET_FLAG)
 
 report: .venv/installed ## write the report of a study: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
@@ -45,13 +50,21 @@ reports: .venv/installed ## write the reports of all studies in runs/, and their
 	$(BIN)/python -m reports.index --runs $(RUNS)
 
 # figures of the paper, from runs or from published data
-fig2 fig3 fig4 fig5 fig6 fig7: .venv/installed
-	$(BIN)/python -m reports.paper $@ --runs $(RUNS) $(PRESET_FLAG) --source $(SOURCE) $(if $(PUBLISHED),--published $(PUBLISHED))
+$(FIGURES): .venv/installed
+	$(BIN)/python -m reports.paper $@ --runs $(RUNS) --out $(OUT) $(PRESET_FLAG) --source $(SOURCE) $(if $(PUBLISHED),--published $(PUBLISHED))
 
-fig3 : ## draw a figure of the paper (fig2 to fig7) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
+fig3 : ## draw a figure of the paper (fig2 to fig11) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
 
-table1: .venv/installed ## table 1 of the paper, from records: which policy made which data [PRESET=cpu]
-	$(BIN)/python -m reports.paper_tables --runs $(RUNS) $(PRESET_FLAG)
+hts_fig4a: ## draw a figure of HTS-RL's paper (hts_fig4a, hts_fig4b, hts_fig5a, hts_fig5b) [PRESET=cpu]
+table1: ## table 1 of the paper, from records: which policy made which data [PRESET=cpu]
+runtimes: ## run times of the layouts in Cleanba's README, beside those it prints [PRESET=cpu]
+hts_table2: ## tables 1, 2, 4 and 5 of HTS-RL's paper (hts_table1, ...) [PRESET=cpu]
+$(TABLES): .venv/installed
+	$(BIN)/python -m reports.paper_tables $@ --runs $(RUNS) --out $(OUT) $(PRESET_FLAG)
+
+rlops: .venv/installed ## draw a study with openrlbenchmark, from the same records: STUDY=quickstart
+	$(BIN)/python -m reports.rlops $(RUNS)/$(FOLDER) --out $(RUNS)/$(FOLDER)/rlops > $(RUNS)/$(FOLDER)/rlops.sh
+	@cat $(RUNS)/$(FOLDER)/rlops.sh
 
 lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
 	$(BIN)/python -m analysis lag $(RUN)

@@ -227,8 +227,8 @@ def hts_metrics(
       window: number of episodes.
 
     Returns:
-      Keys, `final_metric`, `time_limit`, `final_time_metric`, and `required_time_<target>` (s,
-      infinite where the target was not reached).
+      Keys, `final_metric`, `time_limit`, `final_time_metric`, `required_time_<target>` (s) and
+      `required_step_<target>` (agent steps; both infinite where the target was not reached).
     """
     runs = split_runs(tables.curves)
     ends: dict[str, float] = {}
@@ -238,6 +238,7 @@ def hts_metrics(
     rows = []
     for key, run in runs:
         times, returns, counts = ordered_episodes(run, "wall_time")
+        *steps, step_counts = ordered_episodes(run, "step")
         limit = ends[key.env_id] if time_limit is None else time_limit
         rows.append(
             (
@@ -246,9 +247,10 @@ def hts_metrics(
                 limit,
                 score_at(times, returns, limit, window, counts),
                 *(time_to_reach(times, returns, target, window, counts) for target in targets),
+                *(time_to_reach(*steps, target, window, step_counts) for target in targets),
             )
         )
-    names = [f"required_time_{target:g}" for target in targets]
+    names = [f"required_{axis}_{target:g}" for axis in ("time", "step") for target in targets]
     return pd.DataFrame(
         rows, columns=[*KEYS, "final_metric", "time_limit", "final_time_metric", *names]
     )

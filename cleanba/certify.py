@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from cleanba import local_processes
 from cleanba.command_line import BadInput, run_command_line
 from cleanba.environments import check_env_id
 from cleanba.record import ACTIONS_FILE, Run, find_runs, read_run, replace_file
@@ -215,9 +216,6 @@ def trainer_command(args: Args, configuration: Configuration, folder: Path) -> l
     ]  # fmt: skip
 
 
-_job_ids = itertools.count(20_000 + os.getpid() % 1000 * 8)  # a port for each run is made from it
-
-
 def train(command: Sequence[str], layout: Layout) -> tuple[float, str | None]:
     """Run a trainer on a layout, in as many processes as it says.
 
@@ -225,23 +223,16 @@ def train(command: Sequence[str], layout: Layout) -> tuple[float, str | None]:
       Seconds, and what went wrong, if anything did.
     """
     start = time.perf_counter()
-    job = next(_job_ids)
     cores = sorted(os.sched_getaffinity(0))[: layout.cores]
-    processes = []
-    for rank in range(layout.processes):
-        slurm = {
-            "SLURM_JOB_ID": job, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": layout.processes,
-            "SLURM_LOCALID": 0, "SLURM_STEP_NUM_NODES": layout.processes, "SLURM_PROCID": rank,
-        }  # fmt: skip
-        process = subprocess.Popen(
-            [*command, *layout.arguments(), "--setting", layout.name],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {k: str(v) for k, v in slurm.items()},
-        )
+    processes = local_processes.start(
+        [*command, *layout.arguments(), "--setting", layout.name],
+        layout.processes,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for process in processes:
         os.sched_setaffinity(process.pid, cores)  # before it has a second thread
-        processes.append(process)
     timer = threading.Timer(SECONDS_PER_RUN, lambda: [p.kill() for p in processes])
     timer.start()
     errors = [process.communicate()[1] for process in processes]

@@ -142,7 +142,8 @@ def show_plan(
     show_problems(console, study, statuses, runs_dir)
     for run in runs:
         again = state.how_again(statuses[run.name])
-        say(shlex.join(["python", *systems.command(run, runs_dir, again)[1:]]))
+        words = ["python", *systems.command(run, runs_dir, again)[1:]]
+        say(shlex.join(pool.in_processes(words, run.setting.processes)))
     say(f"\n{plan_line(study, runs)}; nothing was started (--dry-run)")
 
 

@@ -8,6 +8,7 @@ goes on with what was interrupted (from a checkpoint, for systems that make some
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import display, pool, state, systems
+from experiments import cluster, display, pool, state, systems
 from experiments.state import State, Status
 from experiments.study import PlannedRun, Study, StudyError, find_study, load_study
 
@@ -56,8 +57,10 @@ def _launch(options: argparse.Namespace) -> int:
         with _locked(console, directory, stopped) as lock:
             if lock is not None:
                 keep_copy(path, directory)
-                retry, at_once = options.retry, options.jobs
-                statuses = run_study(console, study, runs_dir, retry, at_once, lock, stopped)
+                jobs = make_jobs(study, runs_dir, options.retry)
+                ticks = start(jobs, options, lock)
+                cores = None if options.cluster else len(pool.available_cores())
+                statuses = run_study(console, study, runs_dir, jobs, ticks, stopped, cores)
                 display.show_result(console, study, statuses, runs_dir, bool(stopped))
         if stopped:
             return 128 + stopped[0]
@@ -75,14 +78,63 @@ def to_start(study: Study, statuses: Mapping[str, Status], retry: bool) -> list[
     return [run for run in study.runs if statuses[run.name].state in wanted]
 
 
+def make_jobs(study: Study, runs_dir: Path, retry: bool) -> list[pool.Job]:
+    """Return the commands of the runs that are left of a study, and what each needs.
+
+    Args:
+      study: the study.
+      runs_dir: folder of all studies' records.
+      retry: whether to run again what failed.
+    """
+    statuses = inspect_all(study, runs_dir)
+    return [
+        pool.Job(
+            name=run.name,
+            command=systems.command(run, runs_dir, state.how_again(statuses[run.name])),
+            log=state.log_file(run, runs_dir),
+            cores=run.setting.cores,
+            processes=run.setting.processes,
+            gpus=run.setting.gpus,
+            nodes=run.setting.nodes,
+        )
+        for run in to_start(study, statuses, retry)
+    ]
+
+
+def start(jobs: Sequence[pool.Job], options: argparse.Namespace, lock: int) -> Iterator[pool.Tick]:
+    """Return what runs jobs: on this machine, or on a cluster.
+
+    Args:
+      jobs: to run.
+      options: of the command line.
+      lock: descriptor of the study's lock, which the runs on this machine inherit.
+
+    Raises:
+      StudyError: if there is no such cluster, or a run is in its queue already but it is not asked for.
+    """
+    if options.cluster == "slurm" and shutil.which("srun") is None:
+        raise StudyError("--cluster slurm: there is no srun here")
+    if options.cluster:
+        where = cluster.Cluster(options.cluster, dict(options.cluster_option))
+        return cluster.run_jobs(jobs, where, options.jobs or len(jobs))
+    submitted = [job for job in jobs if cluster.note_of(job).exists()]
+    if submitted:
+        raise StudyError(
+            f"{submitted[0].name} was submitted to Slurm: say --cluster slurm to wait for it, or delete "
+            f"{cluster.note_of(submitted[0])}"
+        )
+    cores = pool.available_cores()
+    return pool.run_jobs(jobs, cores, options.jobs or len(cores), keep_open=[lock])
+
+
 def run_study(
     console: Console,
     study: Study,
     runs_dir: Path,
-    retry: bool,
-    at_once: int | None,
-    lock: int,
+    jobs: Sequence[pool.Job],
+    ticks: Iterator[pool.Tick],
     stopped: Sequence[int],
+    cores: int | None,
 ) -> dict[str, Status]:
     """Run what is left of a study, and show how it goes.
 
@@ -90,29 +142,19 @@ def run_study(
       console: where to show it.
       study: the study.
       runs_dir: folder of all studies' records.
-      retry: whether to run again what failed.
-      at_once: never run more than this at once; None lets the cores decide.
-      lock: descriptor of the study's lock, which the runs inherit.
+      jobs: what is left.
+      ticks: runs them.
       stopped: becomes non-empty when the launcher is to stop.
+      cores: that the jobs share; None where nobody knows.
 
     Returns:
       Where each run stands in the end, by its name.
     """
+    planned = {run.name: run for run in study.runs}
+    runs = {job.name: planned[job.name] for job in jobs}
     statuses = inspect_all(study, runs_dir)
-    runs = {run.name: run for run in to_start(study, statuses, retry)}
     display.printer(console)(display.plan_line(study, list(runs.values())))
-    jobs = [
-        pool.Job(
-            name=name,
-            command=systems.command(run, runs_dir, state.how_again(statuses[name])),
-            log=state.log_file(run, runs_dir),
-            cores=run.setting.cores,
-        )
-        for name, run in runs.items()
-    ]
     statuses |= {name: Status(State.TO_DO) for name in runs}
-    cores = pool.available_cores()
-    ticks = pool.run_jobs(jobs, cores, at_once or len(cores), keep_open=[lock])
     begin = time.monotonic()
     ended_runs: list[pool.Ended] = []
     with display.open_display(console) as show, contextlib.closing(ticks):
@@ -128,7 +170,7 @@ def run_study(
             if show.is_due():
                 progress = {name: _part_done(runs[name], runs_dir) for name in working}
                 elapsed = time.monotonic() - begin
-                left = _seconds_left(ended_runs, jobs, len(cores))
+                left = _seconds_left(ended_runs, jobs, cores)
                 show.update(display.Snapshot(study, statuses, progress, elapsed, left))
             if stopped:
                 break
@@ -159,6 +201,19 @@ def _parser() -> argparse.ArgumentParser:
         help="run again what failed, deleting what it left behind",
     )
     parser.add_argument(
+        "--cluster",
+        choices=("slurm", "local"),
+        help="submit the runs through submitit: to Slurm, or to try it out as processes of this machine",
+    )
+    parser.add_argument(
+        "--cluster-option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of submitit's executor, such as slurm_partition=gpu or timeout_min=600",
+    )
+    parser.add_argument(
         "--jobs", type=_positive, help="runs at once (default: as many as the cores allow)"
     )
     return parser
@@ -168,6 +223,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _option(text: str) -> tuple[str, int | str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, int(value) if value.isdecimal() else value
 
 
 def _bad_input(message: str) -> int:
@@ -232,10 +294,10 @@ def _part_done(run: PlannedRun, runs_dir: Path) -> float:
 
 
 def _seconds_left(
-    ended: Sequence[pool.Ended], jobs: Sequence[pool.Job], cores: int
+    ended: Sequence[pool.Ended], jobs: Sequence[pool.Job], cores: int | None
 ) -> float | None:
     """Guess the time left: runs to come take as long per core as those that have ended."""
-    if not ended:
+    if not ended or cores is None:
         return None
     spent = sum(one.seconds * min(one.job.cores, cores) for one in ended)
     asked = sum(min(one.job.cores, cores) for one in ended)

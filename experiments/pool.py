@@ -28,6 +28,9 @@ class Job(NamedTuple):
     command: list[str]
     log: Path
     cores: int
+    processes: int = 1  # that make the run together, with this command each
+    gpus: int = 0  # to ask a cluster for
+    nodes: int = 1  # of the cluster
 
 
 class Active(NamedTuple):
@@ -53,6 +56,13 @@ class Tick(NamedTuple):
 
     active: tuple[Active, ...]
     ended: tuple[Ended, ...]
+
+
+def in_processes(command: list[str], count: int) -> list[str]:
+    """Return the command that makes a run on this machine whose processes have a command each."""
+    python, *words = command
+    several = ["-m", "cleanba.local_processes", str(count)] if count > 1 else []
+    return [python, *several, *words]
 
 
 def available_cores() -> tuple[int, ...]:
@@ -116,12 +126,13 @@ def _first_that_fits(waiting: Sequence[Job], free: int, all_cores: int) -> Job |
 def _start(job: Job, cores: tuple[int, ...], keep_open: Sequence[int]) -> Active:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with open(job.log, "a") as log:
+        command = in_processes(job.command, job.processes)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        log.write(f"# {now} {shlex.join(record.redact_command(job.command))}\n")
+        log.write(f"# {now} {shlex.join(record.redact_command(command))}\n")
         log.flush()
         with _pinned_to(cores):
             process = subprocess.Popen(
-                job.command,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -65,6 +65,7 @@ SETTING_FIELDS = {
     "host_devices": int,
     "cores": int,
 }
+OPTIONAL_SETTING_FIELDS = {"processes": int, "gpus": int, "nodes": int}
 
 
 class StudyError(Exception):
@@ -79,7 +80,10 @@ class Setting(NamedTuple):
     actor_device_ids: tuple[int, ...]
     learner_device_ids: tuple[int, ...]
     host_devices: int  # devices that the CPU is made to show; 0 leaves the machine as it is
-    cores: int  # CPU cores that a run gets for itself
+    cores: int  # CPU cores that a run gets for itself, with all its processes
+    processes: int = 1  # of a run; threads and devices are those of each
+    gpus: int = 0  # of a run, that a cluster is asked for
+    nodes: int = 1  # that they and the processes are on, as many on each
     flags: tuple[tuple[str, Any], ...] = ()  # further flags, of systems that have them
 
 
@@ -224,10 +228,15 @@ def _setting(path: Path, name: str, fields: Any) -> Setting:
     flags = fields.pop("flags", {})
     if not isinstance(flags, dict):
         raise StudyError(f"{path.name}: the setting {name!r}: flags must be a table")
-    _check_fields(path, f"the setting {name!r}", fields, SETTING_FIELDS)
-    if fields["cores"] < 1 or fields["num_actor_threads"] < 1:
+    _check_fields(path, f"the setting {name!r}", fields, SETTING_FIELDS, OPTIONAL_SETTING_FIELDS)
+    processes, nodes = fields.get("processes", 1), fields.get("nodes", 1)
+    if min(fields["cores"], fields["num_actor_threads"], processes, nodes) < 1:
         raise StudyError(
-            f"{path.name}: the setting {name!r} needs at least one core and one thread"
+            f"{path.name}: the setting {name!r} needs at least one core, one thread and one process"
+        )
+    if processes % nodes or fields.get("gpus", 0) % nodes:
+        raise StudyError(
+            f"{path.name}: the setting {name!r}: processes and gpus must be as many on each of {nodes} nodes"
         )
     ids = {key: tuple(fields[key]) for key in ("actor_device_ids", "learner_device_ids")}
     return Setting(name=name, **{**fields, **ids}, flags=tuple(flags.items()))

@@ -37,12 +37,15 @@ class System(NamedTuple):
       arguments: turns a planned run into its flags.
       checkpoints: turns it into the flags that make a run which `--resume` can go on with; None if the
         system has no such flag: then an interrupted run begins again.
+      several_processes: whether a run can be made by several processes that find each other by the
+        variables of Slurm.
     """
 
     name: str
     script: str
     arguments: Callable[[PlannedRun], list[str]]
     checkpoints: Callable[[PlannedRun], list[str]] | None = None
+    several_processes: bool = False
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:
@@ -80,6 +83,7 @@ def cleanba_arguments(run: PlannedRun) -> list[str]:
             "actor_device_ids": setting.actor_device_ids,
             "learner_device_ids": setting.learner_device_ids,
             **({"xla_host_devices": setting.host_devices} if setting.host_devices else {}),
+            **({"distributed": True} if setting.processes > 1 else {}),
             **dict(setting.flags),
             "study": run.study,
             "setting": setting.name,
@@ -174,6 +178,7 @@ SYSTEMS = {
                 f"cleanba/{name}.py",
                 cleanba_arguments,
                 cleanba_checkpoints,
+                several_processes=True,
             )
             for name in ("cleanba_ppo", "cleanba_impala")
             for architecture in ("", "-sync")
@@ -200,7 +205,7 @@ SYSTEMS = {
 
 
 def check_systems(runs: Iterable[PlannedRun]) -> None:
-    """Refuse runs of systems that have no entry here.
+    """Refuse runs of systems that have no entry here, and settings that they cannot have.
 
     Raises:
       StudyError: for the first such run; the message names the nearest systems.
@@ -210,6 +215,10 @@ def check_systems(runs: Iterable[PlannedRun]) -> None:
             near = difflib.get_close_matches(run.system, SYSTEMS) or list(SYSTEMS)
             raise StudyError(
                 f"there is no system {run.system!r}; did you mean {' or '.join(near)}?"
+            )
+        if run.setting.processes > 1 and not SYSTEMS[run.system].several_processes:
+            raise StudyError(
+                f"the setting {run.setting.name!r} has several processes; {run.system} runs in one"
             )
 
 

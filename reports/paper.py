@@ -1,4 +1,4 @@
-"""Draws the figures and tables of the Cleanba paper: `python -m reports.paper fig3`.
+"""Draws the figures of the Cleanba paper and of HTS-RL's: `python -m reports.paper fig3`.
 
 From the records of the study that asks the figure's question, or from data that the paper's authors and
 moolib's have published (`--published FOLDER`), as far as those have what a figure needs.
@@ -29,6 +29,7 @@ from plots import (
     profiles,
     run_times,
     speed,
+    speed_curves,
     style,
 )
 from plots import final_scores as score_dots
@@ -94,6 +95,24 @@ FIGURES: Mapping[str, PaperFigure] = {
         ("moolib-data",),
         "logs published by moolib's authors",
     ),
+    "fig8": PaperFigure(
+        "Atari wrappers in moolib's scores", "wrappers", ("efficiency", "aggregates")
+    ),
+    "fig9": PaperFigure(
+        "PPO with IMPALA's settings", "ppo_as_impala", ("efficiency", "aggregates")
+    ),
+    "fig10": PaperFigure("Large batches", "large_batches", ("returns", "returns_by_time")),
+    "fig11": PaperFigure("Speed of large batches", "large_batches", ("scaling",)),
+    "hts_fig4a": PaperFigure(
+        "HTS-RL: speed against step time variance", "hts_step_times", ("speed_by_step_time",)
+    ),
+    "hts_fig4b": PaperFigure(
+        "HTS-RL: speed against number of environments",
+        "hts_environments",
+        ("speed_by_environments",),
+    ),
+    "hts_fig5a": PaperFigure("HTS-RL: Atari games", "hts_atari", ("returns", "returns_by_time")),
+    "hts_fig5b": PaperFigure("HTS-RL: football", "hts_football", ("returns", "returns_by_time")),
 }
 
 
@@ -157,6 +176,23 @@ def _speeds(source: Source) -> Figure | None:
     return speed.draw(frame, source.look, source.words) if len(frame) else None
 
 
+def _scaling(source: Source) -> Figure | None:
+    frame = summaries.speed_by_devices(source.tables)
+    if not len(frame):
+        return None
+    return speed_curves.draw(
+        frame, source.look, source.words, "devices", "in proportion to the fewest"
+    )
+
+
+def _speed_by(name: str, what: str) -> Callable[[Source], Figure | None]:
+    def draw(source: Source) -> Figure | None:
+        frame = summaries.speed_by_option(source.tables, name)
+        return speed_curves.draw(frame, source.look, source.words, what) if len(frame) else None
+
+    return draw
+
+
 def _scores(source: Source) -> Figure | None:
     scores, words = source.tables.scores, source.words
     if len(scores):
@@ -181,25 +217,28 @@ PARTS: Mapping[str, Callable[[Source], Figure | None]] = {
     "value_losses": _value_losses,
     "changes": _changes,
     "speeds": _speeds,
+    "scaling": _scaling,
+    "speed_by_step_time": _speed_by("step_delay_seconds", "mean step time (s), exponential"),
+    "speed_by_environments": _speed_by("num_envs", "environments"),
     "scores": _scores,
 }
 
 
-def read_runs(figure: PaperFigure, runs: Path, preset: str) -> Source:
-    """Read the records of a figure's study.
+def read_runs(name: str, runs: Path, preset: str) -> Source:
+    """Read the records of a study.
 
     Args:
-      figure: the figure.
+      name: of the study.
       runs: folder of all studies' records.
       preset: size of the study.
 
     Raises:
       InputError: if there is no completed run.
     """
-    study = load_study(find_study(figure.study), preset)
+    study = load_study(find_study(name), preset)
     folder = runs / study.name
     if not folder.is_dir():
-        command = f"make study STUDY={figure.study} PRESET={preset}"
+        command = f"make study STUDY={name} PRESET={preset}"
         raise InputError(f"{folder}: no such folder; {command} makes it")
     # a completed run of another command is not the study's
     done = [
@@ -268,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = read_published(options.name, figure, Path(options.published))
             suffix = "_published"
         else:
-            source = read_runs(figure, Path(options.runs), options.preset)
+            source = read_runs(figure.study, Path(options.runs), options.preset)
     except (InputError, StudyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -282,7 +321,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m reports.paper", description="Draw a figure of the Cleanba paper."
+        prog="python -m reports.paper",
+        description="Draw a figure of the Cleanba paper, or of HTS-RL's.",
     )
     parser.add_argument("name", choices=FIGURES, metavar="|".join(FIGURES))
     parser.add_argument("--source", choices=("runs", "published"), default="runs")

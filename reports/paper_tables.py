@@ -1,21 +1,31 @@
-"""Table 1 of the Cleanba paper from records: `python -m reports.paper_tables`.
+"""Tables of the Cleanba paper, its README, and HTS-RL's paper: `python -m reports.paper_tables table1`.
 
-Which policy made which data, and which data made which policy, in the first iterations of both
+From records of runs.
+
+Table 1: which policy made which data, and which data made which policy, in the first iterations of both
 architectures: not as they are meant to be, but as the actors and learners of real runs logged it.
+
+Run times: how long one run takes on the README's 14 hardware settings, beside what it says.
+
+HTS-RL's table 3 has three agents that see raw images: EnvPool's football has neither.
 """
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
+from analysis import scaling
+from analysis.scores import hts_metrics
 from analysis.tables import InputError, Tables
 from experiments.study import StudyError
-from reports import paper
+from plots import style
+from reports import content, paper
 
-STUDY = paper.FIGURES["fig6"]  # of both architectures
 ITERATIONS = 5
 ARCHITECTURES = {True: "Synchronous architecture", False: "Cleanba's architecture"}
 
@@ -91,23 +101,186 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
     return lines
 
 
+def runtimes(tables: Tables) -> list[str]:
+    """Return how long a run takes on each layout, beside the README's times, as lines of Markdown.
+
+    Args:
+      tables: completed runs of the Cleanba trainers, whose settings are called after their layouts.
+
+    Raises:
+      InputError: if no run is of a layout of the README.
+    """
+    done = tables.runs[tables.runs["completed"].astype(bool)]
+    minutes = (done.groupby("setting", observed=True)["seconds"].mean() / 60).to_dict()
+    prints = _last_fingerprints(tables)
+    published = {row.layout for row in scaling.README_RUN_TIMES if row.layout}
+    own = {setting: minutes[setting] for setting in minutes if setting in published}
+    if not own:
+        raise InputError("no completed run is of a layout of the README")
+    first = scaling.README_RUN_TIMES[1]  # one device, which the others are compared with
+    lines = [
+        "| layout | README | minutes | of one device's | here: minutes | of one device's | fingerprint |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    rows = list(scaling.README_RUN_TIMES)
+    rows += [
+        scaling.PublishedTime("", setting, math.nan) for setting in sorted(set(minutes) - published)
+    ]
+    for row in rows:
+        here = minutes.get(row.layout, math.nan)
+        cells = [
+            row.layout or "not named",
+            row.hardware,
+            _number(row.minutes, ".1f"),
+            _number(row.minutes / first.minutes, ".0%"),
+            _number(here, ".2f"),
+            _number(here / own.get(first.layout, math.nan), ".0%"),
+            prints.get(row.layout, ""),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+def _last_fingerprints(tables: Tables) -> dict[str, str]:
+    """Return the first digits of the last fingerprint of each setting, where its runs agree on it."""
+    found = content.last_fingerprints(tables)
+    runs = tables.runs[tables.runs["run"].isin(found)]
+    by_setting = runs["run"].map(found).groupby(runs["setting"], observed=True)
+    return {
+        setting: one.iloc[0][:8] if one.nunique() == 1 else "several" for setting, one in by_setting
+    }
+
+
+def hts_table1(tables: Tables) -> list[str]:
+    """Return HTS-RL's table 1: the score of each system when the fastest of them has ended.
+
+    The "final time metric": mean return of the last 100 training episodes before the time at which the first
+    run on the same game ended; mean and standard deviation over seeds.
+    """
+    metrics = hts_metrics(tables, ())
+    return _by_game_and_system(
+        metrics, lambda group: _mean_and_deviation(group["final_time_metric"])
+    )
+
+
+FOOTBALL_TARGETS = (0.4, 0.8)  # scoring rates, of table 2
+
+
+def hts_table2(tables: Tables) -> list[str]:
+    """Return HTS-RL's table 2: minutes until the scoring rate is 0.4 and 0.8.
+
+    The "required time metric": until the mean return of the last 100 training episodes is that high; mean
+    over seeds, and a dash where not every seed got there.
+    """
+    metrics = hts_metrics(tables, FOOTBALL_TARGETS)
+    names = [f"required_time_{target:g}" for target in FOOTBALL_TARGETS]
+
+    def minutes(group: pd.DataFrame) -> str:
+        means = [group[name].mean() / 60 for name in names]
+        return " / ".join(f"{mean:.1f}" if math.isfinite(mean) else "–" for mean in means)
+
+    return _by_game_and_system(metrics, minutes)
+
+
+def _by_game_and_system(metrics: pd.DataFrame, cell: Callable[[pd.DataFrame], str]) -> list[str]:
+    systems = sorted(metrics["system"].unique())
+    lines = [
+        "| game | " + " | ".join(systems) + " | seeds |",
+        "| --- |" + " ---: |" * (len(systems) + 1),
+    ]
+    for game, rows in metrics.groupby("env_id", observed=True):
+        groups = [rows[rows["system"] == system] for system in systems]
+        cells = [cell(group) if len(group) else "" for group in groups]
+        seeds = " to ".join(map(str, sorted({len(group) for group in groups if len(group)})))
+        lines.append(f"| {game} | " + " | ".join(cells) + f" | {seeds} |")
+    return lines
+
+
+def _mean_and_deviation(values: pd.Series) -> str:
+    deviation = f" ± {values.std():.4g}" if len(values) > 1 else ""
+    return f"{values.mean():.4g}{deviation}"
+
+
+def speeds_and_scores(tables: Tables) -> list[str]:
+    """Return HTS-RL's tables 4 and 5: speed and average score by setting, and whether the bits differ.
+
+    The average score is the mean return of the last 100 training episodes.
+    """
+    metrics = hts_metrics(tables, ()).set_index("run")
+    prints = _last_fingerprints(tables)
+    lines = [
+        "| setting | steps per second | average score | seeds | fingerprint |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    groups = {str(name): group for name, group in tables.runs.groupby("setting", observed=True)}
+    for setting in sorted(groups, key=style.setting_order):
+        runs = groups[setting]
+        scores = metrics.loc[metrics.index.isin(runs["run"]), "final_metric"]
+        cells = [
+            setting,
+            f"{runs['sps'].mean():,.0f}",
+            _mean_and_deviation(scores),
+            str(len(runs)),
+            prints.get(setting, ""),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+class Table(NamedTuple):
+    """A table that can be made.
+
+    Attributes:
+      title: of its page.
+      study: whose records it is made from.
+      lines: makes it.
+    """
+
+    title: str
+    study: str
+    lines: Callable[[Tables], list[str]]
+
+
+TABLES = {
+    "table1": Table(
+        "Table 1 of the Cleanba paper: which policy made which data", "architectures", table1
+    ),
+    "runtimes": Table("Run times of the layouts of Cleanba's README", "layouts", runtimes),
+    "hts_table1": Table(
+        "Table 1 of HTS-RL: scores in the time of the fastest system", "hts_atari", hts_table1
+    ),
+    "hts_table2": Table(
+        "Table 2 of HTS-RL: minutes to scoring rates of 0.4 and 0.8", "hts_football", hts_table2
+    ),
+    "hts_table4": Table("Table 4 of HTS-RL: number of actors", "hts_actors", speeds_and_scores),
+    "hts_table5": Table(
+        "Table 5 of HTS-RL: synchronisation interval", "hts_intervals", speeds_and_scores
+    ),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m reports.paper_tables", description=__doc__)
+    parser.add_argument("name", choices=TABLES, metavar="|".join(TABLES))
     parser.add_argument("--runs", default="runs", help="folder of all records (default: runs)")
     parser.add_argument("--preset", default="cpu", help="size of the study (default: cpu)")
-    parser.add_argument("--out", default="reports/paper", help="folder for table1.md")
+    parser.add_argument("--out", default="reports/paper", help="folder for the table")
     options = parser.parse_args(argv)
+    table = TABLES[options.name]
     try:
-        source = paper.read_runs(STUDY, Path(options.runs), options.preset)
-        lines = table1(source.tables)
+        source = paper.read_runs(table.study, Path(options.runs), options.preset)
+        lines = table.lines(source.tables)
     except (InputError, StudyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    page = Path(options.out) / "table1.md"
+    page = Path(options.out) / f"{options.name}.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    title = "# Table 1 of the Cleanba paper: which policy made which data"
-    page.write_text("\n".join([title, "", *lines, "", f"From {source.words}.", ""]))
+    page.write_text("\n".join([f"# {table.title}", "", *lines, "", f"From {source.words}.", ""]))
     print("\n".join(lines))
     print(page)
     return 0

@@ -3,7 +3,7 @@
 Everything here takes completed runs only; `problems` names what was left out and why.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from analysis.references import ATARI, game_name
 from analysis.scores import final_scores
 from analysis.summary import aggregate, aggregate_frame
 from analysis.tables import Tables
+from plots import style
 
 GROUP = ["system", "setting", "env_id"]
 
@@ -174,6 +175,80 @@ def speed_table(tables: Tables) -> pd.DataFrame:
         rows.append((*key, *means, len(each), each))
     columns = [*GROUP, "sps", "sps_overall", "seconds", "runs", "each"]
     return pd.DataFrame(rows, columns=columns).query("runs > 0").reset_index(drop=True)
+
+
+def _mapping(value: object) -> Mapping:
+    return value if isinstance(value, Mapping) else {}
+
+
+def num_devices(hardware: object) -> float:
+    """Return the number of devices of a run, in all its processes; NaN where its record does not say."""
+    if not isinstance(hardware, Mapping):
+        return np.nan
+    ids = [hardware.get(name) for name in ("actor_device_ids", "learner_device_ids")]
+    if not all(isinstance(one, list) for one in ids):
+        return np.nan
+    return len({*ids[0], *ids[1]}) * (hardware.get("num_processes") or 1)
+
+
+def speed_by(tables: Tables, x: pd.Series) -> pd.DataFrame:
+    """Return the speed of each system and environment by something that changes it.
+
+    Args:
+      tables: completed runs.
+      x: of each row of `tables.runs`; rows without one are left out.
+
+    Returns:
+      system, env_id, x, sps (mean over runs, without the first updates, which compile), runs, each (sps
+      of the runs).
+    """
+    runs = tables.runs.assign(x=x).dropna(subset=["x", "sps"])
+    names = ["system", "env_id", "x"]
+    rows = [
+        (*key, group["sps"].mean(), len(group), tuple(group["sps"]))
+        for key, group in runs.groupby(names, observed=True)
+    ]
+    return pd.DataFrame(rows, columns=[*names, "sps", "runs", "each"])
+
+
+def speed_by_devices(tables: Tables) -> pd.DataFrame:
+    """Return `speed_by` the number of devices, with what as many of the fewest would make (`ideal`)."""
+    frame = speed_by(tables, tables.runs["hardware"].map(num_devices))
+    first = frame.groupby(["system", "env_id"], observed=True)[["x", "sps"]].transform("first")
+    frame["ideal"] = first["sps"] * frame["x"] / first["x"]
+    shares = frame["sps"] / frame["ideal"]
+    frame["note"] = [
+        f"{style.short_number(sps)}\n{share:.0%}"
+        for sps, share in zip(frame["sps"], shares, strict=True)
+    ]
+    return frame
+
+
+def speed_by_option(tables: Tables, name: str) -> pd.DataFrame:
+    """Return `speed_by` an option of the runs; notes say how much faster than its baseline a system is.
+
+    Args:
+      tables: completed runs; the baseline of a system is called as it is, and `-sync`.
+      name: of a hyperparameter, or of a field of the hardware; runs in which it is 0 are left out.
+    """
+    values = [
+        {**_mapping(row.hardware), **_mapping(row.hyperparameters)}.get(name)
+        for row in tables.runs.itertuples()
+    ]
+    values = pd.to_numeric(pd.Series(values, index=tables.runs.index, dtype=object))
+    frame = speed_by(tables, values.where(values > 0))
+    baseline = {
+        (str(row.system).removesuffix("-sync"), row.env_id, row.x): row.sps
+        for row in frame.itertuples()
+        if str(row.system).endswith("-sync")
+    }
+    frame["note"] = [
+        f"{row.sps / baseline[key]:.2f}×"
+        if (key := (str(row.system), row.env_id, row.x)) in baseline
+        else style.short_number(row.sps)
+        for row in frame.itertuples()
+    ]
+    return frame
 
 
 def time_table(tables: Tables) -> pd.DataFrame:

@@ -46,12 +46,15 @@ class Storage(Protocol):
     def next(self) -> Any | None:
         """Return the next batch, or None where something has to be collected first."""
 
+    def reprioritize(self, errors: torch.Tensor) -> None:
+        """Take in the errors of the last batch; asked for only where the loss returns `errors`."""
+
 
 class Algorithm(NamedTuple):
     """What is minimised, and how."""
 
-    # (network, batch, progress) to `loss`, which is minimised, and others to record; progress is the
-    # share of the run, from 0 to 1, by which the learning rate has fallen
+    # (network, batch, progress) to `loss`, which is minimised, others to record, and perhaps `errors` of the
+    # batch; progress is the share of the run, from 0 to 1, by which the learning rate has fallen
     loss: Callable[[nn.Module, Any, float], dict[str, torch.Tensor]]
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     after_step: Callable[[nn.Module], None]  # moves what follows the parameters without a gradient

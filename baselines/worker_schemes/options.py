@@ -27,6 +27,7 @@ class Scheme(NamedTuple):
     gradients: Link
     collection: Link
     enough: float = 1.0  # share of workers that end their rollouts before the others are told to
+    priority_exponent: float = 0.0  # of a replay buffer
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -36,7 +37,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "ddppo": Scheme(2, 0, "synchronous", "synchronous", enough=0.5),
     "appo": Scheme(2, 0, "asynchronous", "synchronous"),
     "impala": Scheme(0, 2, "synchronous", "asynchronous"),
-    "ape-x": Scheme(0, 2, "synchronous", "asynchronous"),  # a replay buffer makes the difference
+    "ape-x": Scheme(0, 2, "synchronous", "asynchronous", priority_exponent=0.6),
     "rapid": Scheme(2, 2, "synchronous", "asynchronous"),
     "async-rapid": Scheme(2, 2, "asynchronous", "asynchronous"),
 }
@@ -107,6 +108,11 @@ class Args:
     """SAC: transitions that each gradient worker keeps."""
     batch_size: int = 256
     """SAC: transitions in a batch."""
+    priority_exponent: float | None = None
+    """SAC: draw transitions in proportion to this power of their last errors; 0 draws evenly. By default 0.6
+    with the scheme ape-x, else 0."""
+    importance_exponent: float = 0.4
+    """SAC: power of the weights that make up for uneven draws."""
     start_steps: int = 10_000
     """SAC: random steps, over all workers, before the first update."""
     num_updates: int = 32
@@ -160,6 +166,7 @@ RANGES = {
     ),
     "not_negative": (
         "optimizer_eps", "ent_coef", "vf_coef", "gradient_workers", "collection_workers", "start_steps",
+        "priority_exponent", "importance_exponent",
     ),
     "shares": ("gamma", "gae_lambda", "polyak", "enough"),
 }  # fmt: skip
@@ -235,6 +242,8 @@ def make_agent(args: Args, scheme: Scheme) -> tuple[Agent, str]:
                 first=max(args.start_steps // workers, args.batch_size),
                 batch_size=args.batch_size,
                 num_updates=args.num_updates,
+                priority_exponent=scheme.priority_exponent,
+                importance_exponent=args.importance_exponent,
             ),
             Algorithm(
                 partial(sac.sac_loss, gamma=args.gamma),

@@ -12,6 +12,7 @@ from torch import nn
 
 from baselines.worker_schemes.agents import Decision, Rollout
 
+SMALLEST_ERROR = 1e-6  # so that no transition is never drawn again
 LOG_STD = (-5.0, 2.0)  # smallest and largest logarithm of a standard deviation, as in CleanRL's
 
 
@@ -106,12 +107,67 @@ class Transitions(NamedTuple):
     next_obs: torch.Tensor
     terminated: torch.Tensor  # bool; a cut episode has a value after its end
     noise: torch.Tensor  # [2, N, size], for the actions in observations and in next ones
+    weights: torch.Tensor  # of their losses; 1 where transitions were drawn evenly
+
+
+class SumTree:
+    """Numbers from 0 up, and draws of their places in proportion to them, in logarithmic time.
+
+    A complete binary tree in one array: the numbers are its leaves, every other node is the sum of its two.
+    """
+
+    def __init__(self, size: int):
+        """Begin with zeros."""
+        self._first = 1 << max(size - 1, 1).bit_length()  # leaf
+        self._nodes = np.zeros(2 * self._first)
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        """Return some of the numbers."""
+        return self._nodes[self._first + places]
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all."""
+        return float(self._nodes[1])
+
+    def set(self, places: np.ndarray, values: np.ndarray) -> None:
+        """Change some of the numbers; of several values for one place, the last counts."""
+        nodes = self._first + places
+        self._nodes[nodes] = values
+        while nodes[0] > 1:
+            nodes = np.unique(nodes // 2)
+            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """Return for each sum, from 0 to less than the total, where the numbers add up to more than it."""
+        nodes = np.ones(len(sums), np.int64)
+        sums = sums.copy()
+        while nodes[0] < self._first:
+            left = self._nodes[2 * nodes]
+            right = sums >= left
+            sums -= np.where(right, left, 0.0)
+            nodes = 2 * nodes + right
+        return nodes - self._first
 
 
 class ReplayStorage:
-    """The last transitions; a number of batches is drawn from them after each time that some came."""
+    """The last transitions; a number of batches is drawn from them after each time that some came.
 
-    def __init__(self, seed: int, *, capacity: int, first: int, batch_size: int, num_updates: int):
+    Evenly, or with priorities (https://arxiv.org/abs/1511.05952, section 3.3): in proportion to a power of
+    the error that a transition had when it was last learned from, the new ones to the largest so far.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        capacity: int,
+        first: int,
+        batch_size: int,
+        num_updates: int,
+        priority_exponent: float = 0.0,
+        importance_exponent: float = 0.4,
+    ):
         """Begin empty.
 
         Args:
@@ -120,6 +176,8 @@ class ReplayStorage:
           first: transitions that are there before the first batch is drawn.
           batch_size: of a batch.
           num_updates: batches after each time that some came.
+          priority_exponent: power of the errors; 0 draws evenly.
+          importance_exponent: power of the weights that make up for uneven draws; 1 makes up for all of it.
         """
         self._rng = np.random.default_rng(seed)
         self._capacity, self._first = capacity, first
@@ -127,6 +185,10 @@ class ReplayStorage:
         self._fields: list[np.ndarray] = []
         self._count = 0  # that ever came
         self._left = 0
+        self._exponent, self._importance = priority_exponent, importance_exponent
+        self._priorities = SumTree(capacity) if priority_exponent else None
+        self._largest = 1.0  # priority so far
+        self._drawn = np.empty(0, np.int64)  # places of the last batch
 
     def put(self, rollouts: list[Rollout]) -> None:
         """Take in transitions, in the place of the oldest."""
@@ -143,6 +205,8 @@ class ReplayStorage:
             places = (self._count + np.arange(len(parts[0]))) % self._capacity
             for field, part in zip(self._fields, parts, strict=True):
                 field[places] = part
+            if self._priorities is not None and len(places):
+                self._priorities.set(places, np.full(len(places), self._largest))
             self._count += len(parts[0])
         if self._count >= self._first:
             self._left = self._num_updates
@@ -152,10 +216,31 @@ class ReplayStorage:
         if not self._left:
             return None
         self._left -= 1
-        indices = self._rng.integers(min(self._count, self._capacity), size=self._batch_size)
-        fields = [torch.from_numpy(field[indices]) for field in self._fields]
+        self._drawn, weights = self._draw()
+        fields = [torch.from_numpy(field[self._drawn]) for field in self._fields]
         shape = (2, self._batch_size, self._fields[1].shape[-1])
-        return Transitions(*fields, torch.from_numpy(self._rng.standard_normal(shape, np.float32)))
+        noise = torch.from_numpy(self._rng.standard_normal(shape, np.float32))
+        return Transitions(*fields, noise, torch.from_numpy(weights))
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return places of transitions, and the weights of their losses."""
+        size = min(self._count, self._capacity)
+        if self._priorities is None:
+            places = self._rng.integers(size, size=self._batch_size)
+            return places, np.ones(self._batch_size, np.float32)
+        total = self._priorities.total
+        places = self._priorities.find(self._rng.random(self._batch_size) * total)
+        places = np.minimum(places, size - 1)  # rounding must not lead beyond what there is
+        weights = (size * self._priorities[places] / total) ** -self._importance
+        return places, (weights / weights.max()).astype(np.float32)
+
+    def reprioritize(self, errors: torch.Tensor) -> None:
+        """Take in the errors [N] of the last batch."""
+        if self._priorities is None:
+            return
+        priorities = (errors.numpy().astype(np.float64) + SMALLEST_ERROR) ** self._exponent
+        self._priorities.set(self._drawn, priorities)
+        self._largest = max(self._largest, float(priorities.max()))
 
 
 def sac_loss(
@@ -165,6 +250,9 @@ def sac_loss(
 
     The critics learn towards the lower of their targets, with the entropy in it; the policy towards
     the lower critic, which is held; the temperature towards an entropy of minus the actions' size.
+
+    Returns:
+      `loss`, others to record, and `errors` [N]: of the critics, for priorities.
     """
     alpha = network.log_alpha.exp().detach()
     actions = (batch.actions - network.middle) / network.scale
@@ -173,8 +261,8 @@ def sac_loss(
         next_values = network.values(network.targets, batch.next_obs, next_actions).amin(dim=0)
         soft_value = next_values - alpha * next_logprob
         targets = batch.rewards + gamma * (~batch.terminated).float() * soft_value
-    values = network.values(network.critics, batch.obs, actions)
-    value_loss = (values - targets).square().mean(dim=-1).sum()
+    errors = network.values(network.critics, batch.obs, actions) - targets
+    value_loss = (batch.weights * errors.square()).mean(dim=-1).sum()
     drawn, logprob, _ = network.sample(batch.obs, batch.noise[0])
     held = copy.deepcopy(network.critics).requires_grad_(False)
     policy_loss = (alpha * logprob - network.values(held, batch.obs, drawn).amin(dim=0)).mean()
@@ -187,6 +275,7 @@ def sac_loss(
         "alpha_loss": alpha_loss,
         "alpha": alpha,
         "entropy": -logprob.mean(),
+        "errors": errors.detach().abs().mean(dim=0),
     }
 
 

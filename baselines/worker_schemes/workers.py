@@ -227,6 +227,8 @@ class GradientWorker:
         losses = self._agent.algorithm.loss(self._network, self._batch, progress)
         learned = [p for p in self._network.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(losses["loss"], learned)
+        if "errors" in losses:
+            self._storage.reprioritize(losses.pop("errors"))
         numbers = {name: value.item() for name, value in losses.items()}
         if not np.isfinite(numbers["loss"]):
             raise FloatingPointError(f"the loss at version {version} is {numbers['loss']}")

@@ -167,7 +167,7 @@ def transitions(network):
     draw = lambda *shape: torch.from_numpy(rng.standard_normal(shape, np.float32))  # noqa: E731
     return sac.Transitions(
         draw(8, 5), draw(8, 2).clamp(-1, 1), draw(8), draw(8, 5), torch.arange(8) % 3 == 0,
-        draw(2, 8, 2),
+        draw(2, 8, 2), torch.ones(8),
     )  # fmt: skip
 
 
@@ -231,6 +231,74 @@ def test_the_replay_storage_keeps_the_newest_real_transitions():
     obs = rollouts[number].obs[step // B, step % B]
     assert (batches[0].obs[0].numpy() == obs).all()
     assert (batches[0].next_obs[0].numpy() == rollouts[number].obs[step // B + 1, step % B]).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_a_sum_tree_finds_what_cumulative_sums_do(size):
+    rng = np.random.default_rng(size)
+    tree, plain = sac.SumTree(size), np.zeros(size)
+    for _ in range(20):
+        places = rng.integers(size, size=5)
+        values = rng.random(5) * (rng.random(5) < 0.8)
+        tree.set(places, values)
+        plain[places] = values
+        assert (tree[np.arange(size)] == plain).all()
+        assert tree.total == pytest.approx(plain.sum())
+        sums = rng.random(50) * plain.sum() * 0.999
+        if plain.sum():
+            expected = np.searchsorted(np.cumsum(plain), sums, side="right")
+            np.testing.assert_array_equal(tree.find(sums), expected)
+
+
+def test_transitions_are_drawn_in_proportion_to_their_errors_and_weighted_for_it():
+    some = sac.ReplayStorage(
+        0, capacity=32, first=1, batch_size=20_000, num_updates=2, priority_exponent=0.5,
+        importance_exponent=0.4,
+    )  # fmt: skip
+    rollout = make_rollout(np.random.default_rng(6), length=4)
+    rollout = rollout._replace(actions=np.zeros((4, B, 2), np.float32))
+    rollout.resets[:] = False
+    rollout.rewards[:] = np.arange(4 * B).reshape(4, B)
+    some.put([rollout])
+    first = some.next()
+    assert (first.weights == 1).all()  # new ones are all as likely
+    counts = np.bincount(first.rewards.long(), minlength=12)
+    assert (abs(counts / 20_000 - 1 / 12) < 0.01).all()
+    errors = 1 + first.rewards  # of each, by its number
+    some.reprioritize(errors)
+    batch = some.next()
+    shares = np.sqrt(1 + np.arange(12))
+    shares /= shares.sum()
+    counts = np.bincount(batch.rewards.long(), minlength=12)
+    np.testing.assert_allclose(counts / 20_000, shares, atol=0.01)
+    weights = (12 * shares) ** -0.4
+    expected = (weights / weights.max())[batch.rewards.long().numpy()]
+    np.testing.assert_allclose(batch.weights, expected, rtol=1e-4)
+    some.put([rollout])  # as likely as the most likely so far
+    counts = np.bincount(some.next().rewards.long(), minlength=12)
+    shares = np.sqrt(1 + np.arange(12)) + np.sqrt(12)
+    np.testing.assert_allclose(counts / 20_000, shares / shares.sum(), atol=0.01)
+
+
+def test_weights_count_in_the_critics_loss_alone_and_errors_are_theirs(control):
+    batch = transitions(control)
+    plain = sac.sac_loss(control, batch, 0.0, gamma=0.9)
+    half = sac.sac_loss(control, batch._replace(weights=torch.full((8,), 0.5)), 0.0, gamma=0.9)
+    assert half["value_loss"].item() == pytest.approx(plain["value_loss"].item() / 2)
+    assert half["policy_loss"].item() == plain["policy_loss"].item()
+    assert plain["errors"].shape == (8,)
+    one = torch.zeros(8)
+    one[3] = 8.0
+    only = sac.sac_loss(control, batch._replace(weights=one), 0.0, gamma=0.9)
+    # the squares of two critics' errors, whose mean size is what is returned
+    assert only["value_loss"].item() >= 2 * plain["errors"][3].item() ** 2 - 1e-5
+
+
+def test_ape_x_has_priorities_and_other_schemes_none():
+    assert options.choose_scheme(options.Args(scheme="ape-x")).priority_exponent == 0.6
+    assert options.choose_scheme(options.Args(scheme="impala")).priority_exponent == 0
+    chosen = options.Args(scheme="ape-x", priority_exponent=0.0)
+    assert options.choose_scheme(chosen).priority_exponent == 0
 
 
 def test_parameters_travel_whole(control):

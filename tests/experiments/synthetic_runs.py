@@ -33,6 +33,7 @@ def write_run(
     command=("cleanba/cleanba_ppo.py",),
     overwrite=False,
     study="quickstart",
+    hardware=None,
     before_end=None,
 ):
     """Write one record.
@@ -42,6 +43,7 @@ def write_run(
       sps: steps per second of the made-up run.
       leaks_after: policy version from which on the hardware setting leaks into the parameters and
         the returns; None for never.
+      hardware: further fields of the record's hardware.
       status: how the run ends; anything but `completed` stops half-way. `running` ends like a
         killed process, with a torn last line.
       before_end: called with the writer before the record is closed.
@@ -61,7 +63,11 @@ def write_run(
         "seed": seed,
         "study": study,
         "hyperparameters": {"total_timesteps": steps, "num_envs": num_envs},
-        "hardware": {"platform": "cpu", "num_actor_threads": 1 if setting.endswith("1") else 2},
+        "hardware": {
+            "platform": "cpu",
+            "num_actor_threads": 1 if setting.endswith("1") else 2,
+            **(hardware or {}),
+        },
         "versions": {"python": "3.11", "jax": "0.10.2"},
         "revision": "0123456789" * 4,
         "command": list(command),

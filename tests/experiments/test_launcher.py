@@ -81,6 +81,31 @@ def test_every_run_of_a_study_is_run_and_leaves_record_and_log(study, capsys):
     assert "\x1b" not in out
 
 
+def test_the_same_file_runs_on_a_cluster(study, capsys):
+    assert study("--cluster", "local", "--cluster-option", "timeout_min=10") == 0
+    assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
+    assert "4 of 4 runs completed" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        study("--cluster", "local", "--cluster-option", "timeout")
+
+
+def test_a_run_of_several_processes_is_one_record_with_the_bits_of_one_process(tmp_path):
+    two = STUDY.replace("settings.one", "settings.two").replace('["one"]', '["two"]')
+    two = two.replace("cores = 1", "cores = 2\nprocesses = 2")
+    prints = []
+    for name, text in (("one", STUDY), ("two", two)):
+        path = tmp_path / f"{name}.toml"
+        text = text.replace("[1, 2]", "[1]").replace('["cleanba_ppo", ', "[")
+        path.write_text(text.replace("num_envs = 8", "num_envs = 8\nnum_env_groups = 2"))
+        assert launch.main([str(path), "--runs-dir", str(tmp_path / "runs")]) == 0
+        (found,) = record.find_runs(tmp_path / "runs" / name)
+        run = record.read_run(found)
+        assert run.info["hardware"]["num_processes"] == (2 if name == "two" else 1)
+        prints.append([row["fingerprint"] for row in run.lines("updates")])
+    assert prints[0] == prints[1]
+    assert any(prints[0])
+
+
 def test_completed_runs_are_kept_and_skipped(study):
     assert study() == 0
     before = {path: path.stat().st_mtime_ns for path in study.folder.glob("*/*")}

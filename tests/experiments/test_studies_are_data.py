@@ -4,7 +4,7 @@ import pytest
 
 from baselines import cleanrl_ppo, hts_rl
 from cleanba.command_line import parse
-from experiments import systems
+from experiments import pool, systems
 from experiments.study import StudyError, find_study, load_study, study_names
 
 STUDY = """
@@ -101,6 +101,19 @@ def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
     )
 
 
+def test_a_run_of_several_processes_is_started_by_the_program_that_starts_them(tmp_path):
+    text = STUDY.replace("cores = 2", "cores = 2\nprocesses = 2")
+    run = load(tmp_path, text).runs[0]
+    words = systems.command(run, tmp_path)
+    assert "--distributed" in words
+    several = pool.in_processes(words, run.setting.processes)
+    assert several[1:4] == ["-m", "cleanba.local_processes", "2"]
+    assert several[4:] == words[1:]
+    assert pool.in_processes(words, 1) == words
+    with pytest.raises(StudyError, match="'one' has several processes; monobeast runs in one"):
+        systems.check_systems(load(tmp_path, text.replace("cleanba_ppo-sync", "monobeast")).runs)
+
+
 def test_a_setting_may_differ_by_system(tmp_path):
     text = STUDY.replace("[[runs]]", "[settings.one.systems.cleanba_impala]\ncores = 1\n[[runs]]")
     study = load(tmp_path, text)
@@ -142,6 +155,8 @@ def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
         ("seeds = [1, 2]", "seeds = 1", "must be of type list"),
         ('settings = ["one"]', 'settings = ["two"]', "'two', not defined"),
         ("cores = 2", "cores = 0", "at least one core"),
+        ("cores = 2", "cores = 2\nprocesses = 0", "one process"),
+        ("cores = 2", "cores = 2\nprocesses = 3\nnodes = 2", "as many on each of 2 nodes"),
         ("cores = 2", "cores = 2\ncolour = 1", "unknown field 'colour'"),
         ("cores = 2", "cores = 2\nflags = 1", "flags must be a table"),
         ("title", "titel", "lacks 'title'"),

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from synthetic_runs import write_run
 
+from analysis import importers
 from cleanba import record
 from experiments import systems
 from experiments.study import find_study, load_study, study_names
-from reports import paper
+from plots import speed_curves, style
+from reports import paper, summaries
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "published"
 
@@ -33,10 +35,13 @@ def run_study(runs, name):
     """Write a record of a formula for every run of the smaller preset of a study."""
     study = load_study(find_study(name))
     for run in study.runs:
+        ids = ("actor_device_ids", "learner_device_ids")
+        hardware = {name: list(getattr(run.setting, name)) for name in ids}
         write_run(
             runs / study.name / record.run_name(run.system, run.setting.name, run.env_id, run.seed),
             run.system, run.setting.name, run.env_id, run.seed, steps=10_240, study=study.name,
             command=systems.command(run, runs),
+            hardware={**hardware, "num_processes": run.setting.processes, **dict(run.setting.flags)},
         )  # fmt: skip
     return study
 
@@ -50,7 +55,7 @@ def test_every_figure_has_a_study_in_both_sizes(name):
     assert set(paper.FIGURES[name].parts) <= set(paper.PARTS)
 
 
-@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "fig6", "fig7"])
+@pytest.mark.parametrize("name", [name for name in paper.FIGURES if name != "fig2"])
 def test_a_figure_is_drawn_whole_from_the_records_of_its_study(name, tmp_path, capsys):
     run_study(tmp_path / "runs", paper.FIGURES[name].study)
     code, files, printed = draw(
@@ -76,10 +81,48 @@ def test_a_figure_counts_completed_runs_of_the_study_only_and_says_how_many(tmp_
             folder, run.system, run.setting.name, run.env_id, run.seed, steps=10_240, status=status,
             overwrite=True, study=study.name, command=command,
         )  # fmt: skip
-    source = paper.read_runs(figure, tmp_path, "cpu")
+    source = paper.read_runs(figure.study, tmp_path, "cpu")
     assert source.words == f"22 of 24 runs of study {study.name}"
     assert len(source.tables.runs) == 22
     assert source.score == "normalised score"  # no Atari: nothing to do with humans
+
+
+def test_speed_is_by_the_devices_of_all_processes(tmp_path):
+    for number, (actors, learners, processes) in enumerate([([0], [0], 1), ([0], [1, 2], 2)]):
+        for seed in (1, 2):
+            write_run(
+                tmp_path / f"{number}-{seed}", "cleanba_ppo", f"b{number}", "CartPole-v1", seed,
+                sps=(1_000.0 + 100 * seed) * (number + 1), steps=10_240,
+                hardware={
+                    "actor_device_ids": actors, "learner_device_ids": learners,
+                    "num_processes": processes,
+                },
+            )  # fmt: skip
+    write_run(tmp_path / "old", "cleanba_ppo", "unknown", "CartPole-v1", 1, steps=10_240)
+    frame = summaries.speed_by_devices(importers.read([tmp_path]))
+    assert frame["x"].tolist() == [1, 6]
+    assert frame["runs"].tolist() == [2, 2]
+    np.testing.assert_allclose(frame["sps"], [1_150, 2_300], rtol=0.01)
+    look = style.look_of(frame["system"], ["b0", "b1"])
+    panel = speed_curves.draw(frame, look, "here", "devices", "ideal").axes[0]
+    texts = [text.get_text() for text in panel.texts]
+    assert texts == ["1.15k\n100%", "2.3k\n33%"]  # twice as fast on six times as many
+
+
+def test_speed_is_by_an_option_and_beside_the_baseline(tmp_path):
+    for system, speeds in (
+        ("hts_rl_ppo", (3_000.0, 2_000.0)),
+        ("hts_rl_ppo-sync", (2_000.0, 500.0)),
+    ):
+        for delay, sps in zip((0.01, 0.02), speeds, strict=True):
+            write_run(
+                tmp_path / f"{system}-{delay}", system, f"d{delay}", "CartPole-v1", sps=sps,
+                steps=10_240, hardware={"step_delay_seconds": delay},
+            )  # fmt: skip
+    write_run(tmp_path / "plain", "hts_rl_ppo", "plain", "CartPole-v1", steps=10_240)
+    frame = summaries.speed_by_option(importers.read([tmp_path]), "step_delay_seconds")
+    assert frame["x"].tolist() == [0.01, 0.02, 0.01, 0.02]
+    assert frame["note"].tolist() == ["1.50×", "4.00×", "2k", "500"]
 
 
 def test_published_tables_give_what_they_have_and_the_rest_is_named(tmp_path, capsys):

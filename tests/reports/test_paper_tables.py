@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 from synthetic_runs import write_run
 
-from analysis import importers
+from analysis import importers, scaling
 from analysis.tables import InputError
 from cleanba import record
+from experiments.study import find_study, load_study
 from reports import paper_tables
 
 
@@ -48,7 +49,99 @@ def test_runs_that_differ_or_mix_policies_are_refused(tables):
         paper_tables.table1(tables._replace(rollouts=pd.DataFrame(only)))
 
 
+def test_run_times_stand_beside_those_of_the_readme(tmp_path):
+    for setting, sps in (("a0-l0-d1", 1_000.0), ("a0-l1,2-d1", 2_000.0), ("mine", 500.0)):
+        folder = tmp_path / record.run_name("cleanba_ppo-sync", setting, "Breakout-v5", 1)
+        write_run(folder, "cleanba_ppo-sync", setting, "Breakout-v5", 1, steps=5_120, sps=sps)
+    tables = importers.read([tmp_path])
+    lines = paper_tables.runtimes(tables)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert len(cells) == 14 + 1
+    by_layout = {(row[0], row[1]): row[2:] for row in cells}
+    seconds = tables.runs.set_index("setting")["seconds"]
+    prints = {
+        str(setting): one["fingerprint"].iloc[-1][:8]
+        for setting, one in tables.updates.groupby("setting", observed=True)
+    }
+    share = f"{seconds['a0-l1,2-d1'] / seconds['a0-l0-d1']:.0%}"
+    here = f"{seconds['a0-l1,2-d1'] / 60:.2f}"
+    assert by_layout["a0-l1,2-d1", "3 A100"] == ["70.3", "46%", here, share, prints["a0-l1,2-d1"]]
+    assert by_layout["a0-l1,2-d1", "6 TPUv4 cores"][:2] == ["44.4", "29%"]
+    assert by_layout["not named", "8 A100 (baseline)"] == ["30.5", "20%", "", "", ""]
+    assert by_layout["mine", ""][:2] == ["", ""]
+    assert prints["a0-l0-d1"] == prints["mine"]  # a formula: no setting leaks into it
+    with pytest.raises(InputError, match="no completed run is of a layout"):
+        paper_tables.runtimes(tables._replace(runs=tables.runs[tables.runs["setting"] == "mine"]))
+
+
+def hts_runs(root, env_id, speeds, **more):
+    for system, sps in speeds.items():
+        for seed in (1, 2):
+            name = record.run_name(system, "four-actors", env_id, seed)
+            write_run(
+                root / name, system, "four-actors", env_id, seed, steps=25_600, sps=sps, **more
+            )
+    return importers.read([root])
+
+
+def test_scores_are_those_in_the_time_of_the_fastest(tmp_path):
+    speeds = {"hts_rl_a2c": 4_000.0, "hts_rl_a2c-sync": 2_000.0}
+    lines = paper_tables.hts_table1(hts_runs(tmp_path, "Breakout-v5", speeds))
+    assert lines[0] == "| game | hts_rl_a2c | hts_rl_a2c-sync | seeds |"
+    game, fast, slow, seeds = (cell.strip() for cell in lines[2].strip("|").split("|"))
+    assert (game, seeds) == ("Breakout-v5", "2")
+    assert float(fast.split(" ± ")[0]) > 1.5 * float(slow.split(" ± ")[0])  # it had half the steps
+
+
+def test_times_to_a_score_are_minutes_and_a_dash_where_a_seed_never_got_there(tmp_path):
+    tables = hts_runs(tmp_path, "Catch-v0", {"hts_rl_ppo": 400.0, "hts_rl_ppo-sync": 100.0})
+    cells = paper_tables.hts_table2(tables)[2].split("|")
+    fast, slow = (float(cell.split("/")[0]) for cell in cells[2:4])
+    assert slow == pytest.approx(4 * fast, rel=0.1)
+    assert 0.3 < fast < 25_600 / 400 / 60 + 0.1  # before the end of the run
+    late = tables.curves["step"] > 12_800
+    few = tables._replace(curves=tables.curves[~late | (tables.curves["seed"] == 1)])
+    assert paper_tables.hts_table2(few)[2].count("–") == 4
+
+
+def test_speeds_and_scores_by_setting_are_in_the_order_of_their_numbers(tmp_path):
+    for actors in (16, 1, 4):
+        folder = tmp_path / f"a{actors}"
+        write_run(folder, "hts_rl_ppo", f"actors-{actors}", "Catch-v0", 1, sps=100.0 * actors)
+    rows = [
+        line.split("|") for line in paper_tables.speeds_and_scores(importers.read([tmp_path]))[2:]
+    ]
+    assert [row[1].strip() for row in rows] == ["actors-1", "actors-4", "actors-16"]
+    assert [row[2].strip() for row in rows] == ["100", "400", "1,600"]
+    assert len({row[3] for row in rows}) == 1
+    assert len({row[5] for row in rows}) == 1  # a formula: no setting leaks into it
+
+
+@pytest.mark.parametrize("name", paper_tables.TABLES)
+def test_every_table_has_a_study_in_both_sizes(name):
+    study = paper_tables.TABLES[name].study
+    assert load_study(find_study(study), "cpu").runs
+    assert load_study(find_study(study), "paper").runs
+
+
+def test_the_layouts_of_the_study_are_those_of_the_readme():
+    named = {row.layout for row in scaling.README_RUN_TIMES if row.layout}
+    for preset in ("cpu", "paper"):
+        runs = load_study(find_study("layouts"), preset).runs
+        baseline = {"a0-l1,2,3-d2"}  # eight GPUs in two processes, as the README shows them
+        assert {run.setting.name for run in runs} == named | baseline
+        for run in runs:
+            layout, setting = scaling.parse_layout(run.setting.name), run.setting
+            assert layout == (
+                setting.actor_device_ids,
+                setting.learner_device_ids,
+                setting.processes,
+            )
+
+
 def test_no_records_are_one_line_and_exit_code_2(tmp_path, capsys):
-    assert paper_tables.main(["--runs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    for name in paper_tables.TABLES:
+        words = [name, "--runs", str(tmp_path), "--out", str(tmp_path / "out")]
+        assert paper_tables.main(words) == 2
+        assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "out").exists()

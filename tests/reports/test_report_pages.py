@@ -2,7 +2,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -427,70 +426,3 @@ def test_the_command_prints_the_headline_and_where_the_pages_are(place, capsys):
 )
 def test_numbers_are_written_for_reading(value, text):
     assert content.number(value) == text
-
-
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-
-ACTIONS = """
-const table = document.getElementById("t-headline");
-const score = () => [...table.tBodies[0].rows].map((row) => Number(row.cells[3].dataset.sort));
-const results = {};
-table.querySelectorAll("th button")[3].click();
-results.up = score();
-table.querySelectorAll("th button")[3].click();
-results.down = score();
-const input = document.querySelector('[data-table="t-runs"]');
-input.value = "Catch-v0 sync";
-input.dispatchEvent(new Event("input"));
-results.shown = [...document.getElementById("t-runs").tBodies[0].rows]
-  .filter((row) => !row.hidden).map((row) => row.cells[0].textContent + row.cells[1].textContent);
-document.querySelector("figure img").click();
-results.open = document.querySelector("dialog").open;
-results.large = document.querySelector("dialog img").src.slice(0, 18);
-document.querySelector("dialog").click();
-results.closed = !document.querySelector("dialog").open;
-results.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
-document.body.textContent = "RESULT" + JSON.stringify(results) + "END";
-"""
-
-
-def open_in_browser(page, profile):
-    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
-    words += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    words += [f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not tried in a browser")
-def test_in_a_browser_tables_sort_and_filter_and_figures_enlarge(quickstart, tmp_path):
-    html = pages(quickstart)[0]
-    # The page's content security policy would refuse the test's own script.
-    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
-    page = tmp_path / "page.html"
-    page.write_text(html.replace("</body>", f"<script>{ACTIONS}</script></body>"))
-    found = re.search(r"RESULT(.*)END", open_in_browser(page, tmp_path / "profile"))
-    results = json.loads(found.group(1))
-    assert results["up"] == sorted(results["up"])
-    assert results["down"] == sorted(results["up"], reverse=True)
-    assert results["shown"] == ["Catch-v0cleanba_ppo-sync"] * 6
-    assert results["open"]
-    assert results["large"] == "data:image/svg+xml"
-    assert results["closed"]
-    assert not results["wide"]  # nothing makes the whole page scroll sideways
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not tried in a browser")
-@pytest.mark.parametrize("policy", [True, False])
-def test_in_a_browser_a_script_in_a_name_does_not_run(place, policy):
-    evil = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
-    write_run(place / "runs/small/a", system=evil, steps=5_120)
-    write_run(place / "runs/small/b", system=evil, status="failed", error=evil, steps=5_120)
-    assert build.main(["small"]) == 0
-    html = pages(place, "small")[0]
-    if not policy:  # escaping alone must be enough
-        html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
-    page = place / "page.html"
-    page.write_text(html)
-    assert "<title>Study small</title>" in open_in_browser(page, place / "profile")

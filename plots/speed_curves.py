@@ -1,0 +1,68 @@
+"""Speed against something that changes it: devices, environments, the time of a step."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from plots import style
+
+IDEAL = {"color": style.GREY, "lw": 1.0, "ls": (0, (4, 2))}
+
+
+def draw(speeds: pd.DataFrame, look: style.Look, source: str, what: str, ideal: str = "") -> Figure:
+    """Draw one panel per environment, one line per system, both axes logarithmic.
+
+    Args:
+      speeds: rows of `reports.summaries.speed_by`: system, env_id, x (more than 0), sps (mean), runs, each
+        (of the single runs), note (to be written beside the point) and, where it is to be drawn, ideal
+        (steps per second).
+      look: colours and markers.
+      source: where the data come from, in a few words.
+      what: the x axis.
+      ideal: what the line of `ideal` is called.
+    """
+    with mpl.rc_context(style.RC):
+        environments = sorted(speeds["env_id"].unique())
+        figure, axes = style.panels(len(environments), height=2.9, per_row=2)
+        for panel, env_id in zip(axes, environments, strict=True):
+            here = speeds[speeds["env_id"] == env_id]
+            for system, one in here.groupby("system", observed=True):
+                one = one.sort_values("x")
+                colour = look.colour(system, look.settings[0])
+                if ideal:
+                    panel.plot(one["x"], one["ideal"], **IDEAL)
+                panel.plot(one["x"], one["sps"], color=colour, marker=look.marker(system), ms=4)
+                for row in one.itertuples():
+                    panel.plot([row.x] * len(row.each), row.each, ".", color="#222222", ms=3)
+                    panel.annotate(
+                        row.note, (row.x, row.sps), (0, -8), textcoords="offset points",
+                        ha="center", va="top", fontsize=7,
+                    )  # fmt: skip
+            _label_axes(panel, np.sort(here["x"].unique()), here["sps"].min())
+            panel.set_title(env_id)
+            panel.set_xlabel(what)
+            panel.set_ylabel("steps per second")
+        systems = sorted(speeds["system"].unique())
+        handles = [
+            Line2D([], [], color=look.colour(s, look.settings[0]), marker=look.marker(s), ms=4)
+            for s in systems
+        ]
+        handles += [Line2D([], [], **IDEAL)] if ideal else []
+        style.legend(figure, handles, [*systems, *([ideal] if ideal else [])])
+        style.source_line(figure, f"{style.seeds_text(speeds['runs'])} · {source}")
+    return figure
+
+
+def _label_axes(panel: mpl.axes.Axes, values: np.ndarray, lowest: float) -> None:
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.xaxis.set_major_locator(FixedLocator(values))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
+    panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    panel.set_xlim(values[0] / 1.4, values[-1] * 1.4)
+    panel.set_ylim(lowest / 3, None)  # room for the notes below the points

@@ -1,0 +1,157 @@
+"""Studies on a cluster: submitit's local executor stands for Slurm, as far as it can."""
+
+import os
+import sys
+import time
+
+import pytest
+import submitit
+
+from experiments import cluster, launch, pool
+from experiments.study import StudyError
+
+LOCAL = cluster.Cluster("local", {})
+TWO_RANKS = "import os; print(os.environ['SUBMITIT_LOCAL_GLOBALID']); raise SystemExit({code})"
+
+
+def job(tmp_path, name, program, **more):
+    log = tmp_path / "logs" / f"{name}.log"
+    return pool.Job(name, [sys.executable, "-c", program], log, 1, **more)
+
+
+def run(jobs, at_once=8):
+    ended, most = {}, 0
+    for tick in cluster.run_jobs(jobs, LOCAL, at_once):
+        ended |= {one.job.name: one for one in tick.ended}
+        most = max(most, len(tick.active))
+    return ended, most
+
+
+def test_jobs_end_with_their_exit_codes_and_leave_logs(tmp_path):
+    jobs = [
+        job(tmp_path, "good", "print('hello')"),
+        job(tmp_path, "bad", "import sys; print('a word'); sys.exit(3)"),
+        job(tmp_path, "killed", "import os; os.kill(os.getpid(), 9)"),
+    ]
+    ended, most = run(jobs, at_once=2)
+    assert {name: one.exit_code for name, one in ended.items()} == {
+        "good": 0,
+        "bad": 3,
+        "killed": -9,
+    }
+    assert most == 2
+    begin, spoken, end = (tmp_path / "logs" / "bad.log").read_text().splitlines()
+    assert begin.startswith("# 2")
+    assert spoken == "a word"
+    assert end == f"{pool.ENDED} with exit code 3"
+    assert not list(tmp_path.rglob("*.job"))
+
+
+def test_a_job_of_several_processes_is_as_many_tasks_with_one_log(tmp_path):
+    program = TWO_RANKS.format(code="int(os.environ['SUBMITIT_LOCAL_GLOBALID']) * 5")
+    ended, _ = run([job(tmp_path, "two", program, processes=2)])
+    assert ended["two"].exit_code == 5  # of either task
+    lines = (tmp_path / "logs" / "two.log").read_text().splitlines()
+    assert sorted(line for line in lines if not line.startswith("#")) == ["0", "1"]
+    assert sum(line.startswith("# 2") for line in lines) == 1
+
+
+def test_closing_cancels_what_is_in_the_queue(tmp_path):
+    pid = tmp_path / "pid"
+    program = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    ticks = cluster.run_jobs([job(tmp_path, "long", program)], LOCAL, 1)
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()):
+        next(ticks)
+        assert time.monotonic() < deadline
+    ticks.close()
+    while True:
+        try:
+            os.kill(int(pid.read_text()), 0)
+        except ProcessLookupError:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert pool.STOPPED_LINE in (tmp_path / "logs" / "long.log").read_text()
+
+
+class Queued:
+    """A job of Slurm that another launcher submitted; it ends after two looks at it."""
+
+    looks = 0
+
+    def __init__(self, folder, job_id, tasks):
+        self.job_id, self.tasks = job_id, tasks
+
+    def done(self, force_check=False):
+        Queued.looks += 1
+        return Queued.looks > 2
+
+    def results(self):
+        return [0 for _ in self.tasks]
+
+
+def test_a_job_still_in_slurm_s_queue_is_waited_for_and_not_submitted_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(submitit, "SlurmJob", Queued)
+    monkeypatch.setattr(submitit, "AutoExecutor", None)  # nothing may be submitted
+    monkeypatch.setattr(cluster, "POLL_SECONDS", 0.01)
+    one = job(tmp_path, "queued", "never", processes=2)
+    one.log.parent.mkdir()
+    cluster.note_of(one).write_text("4711")
+    ticks = list(cluster.run_jobs([one], cluster.Cluster("slurm", {}), 1))
+    assert [tick.active[0].handle.job_id for tick in ticks if tick.active] == ["4711", "4711"]
+    assert ticks[-1].ended[0].exit_code == 0
+    assert not cluster.note_of(one).exists()
+
+
+def test_runs_in_a_queue_are_not_started_here_besides(tmp_path):
+    one = job(tmp_path, "queued", "never")
+    one.log.parent.mkdir()
+    cluster.note_of(one).write_text("4711")
+    options = launch._parser().parse_args(["quickstart"])
+    with pytest.raises(StudyError, match="queued was submitted to Slurm: say --cluster slurm"):
+        launch.start([one], options, 0)
+
+
+def test_without_slurm_nothing_is_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    words = ["learning", "--runs-dir", str(tmp_path), "--cluster", "slurm"]
+    assert launch.main(words) == 2
+    assert capsys.readouterr().err == "error: --cluster slurm: there is no srun here\n"
+
+
+class Refusing:
+    """An executor whose cluster takes no job."""
+
+    def __init__(self, folder, cluster):
+        pass
+
+    def update_parameters(self, **parameters):
+        pass
+
+    def submit(self, command):
+        raise submitit.core.utils.FailedJobError("sbatch: error\nno such partition")
+
+
+def test_a_job_that_is_refused_costs_itself_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(submitit, "AutoExecutor", Refusing)
+    ended, _ = run([job(tmp_path, name, "1") for name in ("one", "two")])
+    assert [one.exit_code for one in ended.values()] == [None, None]
+    assert ended["one"].error == "cannot be submitted: no such partition"
+
+
+def test_a_job_asks_for_what_its_setting_says(tmp_path, monkeypatch):
+    asked = {}
+
+    class Noting(Refusing):
+        def update_parameters(self, **parameters):
+            asked.update(parameters)
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Noting)
+    one = pool.Job("big", ["x"], tmp_path / "logs" / "x.log", 92, processes=2, gpus=16, nodes=2)
+    where = cluster.Cluster("slurm", {"slurm_partition": "gpu", "cpus_per_task": 8})
+    list(cluster.run_jobs([one], where, 1))
+    assert asked == {
+        "name": "big", "nodes": 2, "tasks_per_node": 1, "gpus_per_node": 8, "cpus_per_task": 8,
+        "slurm_partition": "gpu",
+    }  # fmt: skip
