@@ -1,8 +1,12 @@
 """Settings of all tests."""
 
 import os
+import signal
 
 import pytest
+
+# Shells start background jobs with SIGINT ignored; tests that interrupt would wait for ever there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On two cores, BLAS threads of several tests that wait for each other cost more than they bring.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
