@@ -9,7 +9,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # make study ... RETRY=1 runs failed runs again, and deletes what they left
 LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
 # make study ... CLUSTER=slurm CLUSTER_OPTIONS="slurm_partition=gpu timeout_min=600"
-LAUNCH_FLAGS += $(if $(CLUSTER),--cluster $(CLUSTER)) $(addprefix --cluster-option ,$(CLUSTER_OPTIONS))
+LAUNCH_FLAGS += $(if $(CLUSTER),--cluster $(CLUSTER))
+LAUNCH_FLAGS += $(addprefix --cluster-option ,$(CLUSTER_OPTIONS))
 PRESET ?=
 SOURCE ?= runs
 OUT ?= reports/paper
@@ -62,9 +63,8 @@ hts_table2: ## tables 1, 2, 4 and 5 of HTS-RL's paper (hts_table1, ...) [PRESET=
 $(TABLES): .venv/installed
 	$(BIN)/python -m reports.paper_tables $@ --runs $(RUNS) --out $(OUT) $(PRESET_FLAG)
 
-rlops: .venv/installed ## draw a study with openrlbenchmark, from the same records: STUDY=quickstart
-	$(BIN)/python -m reports.rlops $(RUNS)/$(FOLDER) --out $(RUNS)/$(FOLDER)/rlops > $(RUNS)/$(FOLDER)/rlops.sh
-	@cat $(RUNS)/$(FOLDER)/rlops.sh
+rlops: .venv/installed ## fill openrlbenchmark's offline database with a study's runs, and say how to draw them: STUDY=quickstart
+	$(BIN)/python -m reports.rlops $(RUNS)/$(FOLDER)
 
 lag: .venv/installed ## say the policy lag of a run: RUN=runs/quickstart/...
 	$(BIN)/python -m analysis lag $(RUN)

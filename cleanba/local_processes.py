@@ -45,10 +45,9 @@ def variables(rank: int, count: int, job: int) -> dict[str, str]:
       count: number of processes.
       job: number of the job, the same for all of them.
     """
-    # As if each had a node for itself: jax gives a process that shares its node a single device.
     values = {
         "SLURM_JOB_ID": job, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": count,
-        "SLURM_PROCID": rank, "SLURM_LOCALID": 0, "SLURM_STEP_NUM_NODES": count,
+        "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_STEP_NUM_NODES": 1,
     }  # fmt: skip
     return {name: str(value) for name, value in values.items()}
 
@@ -88,7 +87,7 @@ def wait(processes: Sequence[subprocess.Popen], grace: float = GRACE_SECONDS) ->
 
 
 def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -97,19 +96,26 @@ def main(argv: Sequence[str]) -> int:
         print("error: usage: python -m cleanba.local_processes NUMBER PROGRAM ...", file=sys.stderr)
         return 2
     processes: list[subprocess.Popen] = []
+    early: list[int] = []  # signals that came before there was anybody to hear them
 
     def pass_on(number: int, frame: object) -> None:
+        if not processes:
+            early.append(number)
         for process in processes:
             process.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
-    processes += start(
+    started = start(
         [sys.executable, *argv[1:]],
         int(argv[0]),
         start_new_session=True,  # a signal to this process's group reaches them once: from here
+        close_fds=False,  # a study's lock is theirs too
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
+    processes += started
+    for number in early:
+        pass_on(number, None)
     return wait(processes)
 
 

@@ -6,7 +6,7 @@ A layout is named as in the Cleanba README, `a0-l1,2-d1`, with the number of act
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -184,6 +184,22 @@ def slurm_processes(hardware: Hardware) -> tuple[int, int]:
         ) from None
 
 
+def local_gpus(count: int, variables: Mapping[str, str]) -> list[int]:
+    """Return the GPUs of this process, of those that it can see.
+
+    jax takes one by itself, `SLURM_LOCALID`, however many the process is given.
+
+    Args:
+      count: GPUs of each process.
+      variables: of the environment. Where more GPUs can be seen than the process needs (or nothing is said of
+        them), the processes of a node share them out by their `SLURM_LOCALID`.
+    """
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
+    own = visible is not None and len(visible.split(",")) <= count
+    first = 0 if own else int(variables.get("SLURM_LOCALID", 0)) * count
+    return list(range(first, first + count))
+
+
 def start_jax(hardware: Hardware, xla_cpu_pool_size: int) -> None:
     """Configure jax for a hardware setting, before it has touched a device.
 
@@ -210,7 +226,10 @@ def start_jax(hardware: Hardware, xla_cpu_pool_size: int) -> None:
         jax.config.update("jax_platforms", platform)
     if hardware.distributed:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
+        jax.distributed.initialize(
+            local_device_ids=local_gpus(highest + 1, os.environ),
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+        )
     try:
         devices = jax.local_devices()
     except RuntimeError as error:

@@ -1,12 +1,13 @@
 """Runs commands as jobs of a cluster, through submitit: the same as experiments/pool.py does on this machine.
 
-Slurm decides what runs when and where; the launcher waits on the login node. Were it killed, Slurm would go
-on: a launcher that is started again takes over the jobs that are still in the queue.
+Slurm decides what runs when and where; the launcher waits on the login node. Stopped, it cancels its jobs.
+Were it killed, Slurm would go on: a launcher that is started again takes over what is in the queue.
 """
 
 import contextlib
 import shlex
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +20,13 @@ from cleanba import record
 from experiments.pool import ENDED, STOPPED_LINE, Ended, Job, Tick
 
 POLL_SECONDS = 2.0
+CANCEL_SECONDS = (
+    60.0  # that cancelled jobs are waited for: Slurm gives them 30 to end by themselves
+)
+LOCAL_MINUTES = 30 * 24 * 60  # time limit of processes of this machine, which submitit wants
+IN_QUEUE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING")
 KILLED = -9  # exit code of a job that has left no other
+CANCELLED = (-15, 143)  # exit codes of a command that was told to end
 
 
 class Cluster(NamedTuple):
@@ -59,7 +66,7 @@ class Command(NamedTuple):
             code = subprocess.call(
                 self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-            if first:
+            if first and code not in CANCELLED:  # the launcher says that itself
                 log.write(f"{ENDED} with exit code {code}\n")
         return code
 
@@ -89,18 +96,42 @@ def run_jobs(jobs: Sequence[Job], cluster: Cluster, at_once: int) -> Iterator[Ti
                 job = waiting.pop(0)
                 try:
                     active.append(_take_over(job, cluster) or _submit(job, cluster))
-                except (OSError, submitit.core.utils.FailedJobError) as error:
-                    words = (str(error).strip().splitlines() or ["no message"])[-1]
-                    ended.append(Ended(job, None, 0.0, f"cannot be submitted: {words}"))
+                except (OSError, RuntimeError) as error:  # submitit's errors are RuntimeErrors
+                    note = f"cannot be submitted: {_last_line(error)}"
+                    ended.append(Ended(job, None, 0.0, note))
             yield Tick(tuple(active), tuple(ended))
             if active and not ended:
                 time.sleep(POLL_SECONDS)
     finally:
         for one in active:
             one.handle.cancel(check=False)
+        deadline = time.monotonic() + CANCEL_SECONDS
+        for one in active:
+            while not one.handle.done(force_check=True) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
             note_of(one.job).unlink(missing_ok=True)
             with contextlib.suppress(OSError), open(one.job.log, "a") as log:
                 log.write(f"{STOPPED_LINE}\n")
+
+
+def check(cluster: Cluster) -> None:
+    """Refuse parameters that submitit does not take, before anything is written.
+
+    Raises:
+      ValueError: with one line.
+    """
+    limits = ("timeout_min", "slurm_time")
+    if cluster.name == "slurm" and not any(name in cluster.parameters for name in limits):
+        raise ValueError("Slurm needs a time limit: --cluster-option timeout_min=MINUTES of a run")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _executor(Job("x", [], Path(folder) / "x.log", cores=1), cluster)
+    except (AssertionError, NameError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"--cluster-option: {_last_line(error)}") from None
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _folder(job: Job) -> Path:
@@ -113,29 +144,50 @@ def note_of(job: Job) -> Path:
     return job.log.with_name(f"{job.name}.job")
 
 
-def _submit(job: Job, cluster: Cluster) -> Submitted:
-    _folder(job).mkdir(parents=True, exist_ok=True)
+def _executor(job: Job, cluster: Cluster) -> submitit.AutoExecutor:
+    """Return what submits a job, with what the job needs."""
     executor = submitit.AutoExecutor(_folder(job), cluster=cluster.name)
+    cores = max(1, job.cores // job.processes)
     needs = {
         "name": job.name,
         "nodes": job.nodes,
         "tasks_per_node": job.processes // job.nodes,
-        "cpus_per_task": max(1, job.cores // job.processes),
+        "cpus_per_task": cores,
         **({"gpus_per_node": job.gpus // job.nodes} if job.gpus else {}),
     }
+    if cluster.name == "slurm":
+        # srun does not inherit the cores of a task since Slurm 22.05. A job that began anew by itself would
+        # find its own record; the launcher goes on with it when it is started again.
+        needs |= {
+            "slurm_srun_args": [f"--cpus-per-task={cores}"],
+            "slurm_additional_parameters": {"no-requeue": True},
+        }
+    else:
+        needs |= {"nodes": 1, "tasks_per_node": job.processes, "timeout_min": LOCAL_MINUTES}
     executor.update_parameters(**(needs | dict(cluster.parameters)))
-    handle = executor.submit(Command(job.command, str(job.log.absolute())))
-    note_of(job).write_text(handle.job_id)
+    return executor
+
+
+def _submit(job: Job, cluster: Cluster) -> Submitted:
+    _folder(job).mkdir(parents=True, exist_ok=True)
+    handle = _executor(job, cluster).submit(Command(job.command, str(job.log.absolute())))
+    if cluster.name == "slurm":
+        try:
+            note_of(job).write_text(handle.job_id)
+        except OSError:
+            handle.cancel(check=False)  # nobody would wait for it
+            raise
     return Submitted(job, handle, time.monotonic())
 
 
 def _take_over(job: Job, cluster: Cluster) -> Submitted | None:
-    """Return the job that an earlier launcher submitted for a run, if it has not ended."""
+    """Return the job that an earlier launcher submitted for a run, if it is in the queue."""
     note = note_of(job)
     if cluster.name != "slurm" or not note.exists():
         return None
     handle = submitit.SlurmJob(_folder(job), note.read_text(), list(range(job.processes)))
-    return None if handle.done(force_check=True) else Submitted(job, handle, time.monotonic())
+    state = handle.get_info(mode="force").get("State", "UNKNOWN")
+    return Submitted(job, handle, time.monotonic()) if state in IN_QUEUE else None
 
 
 def _exit_code(handle: submitit.Job) -> int:

@@ -8,6 +8,7 @@ goes on with what was interrupted (from a checkpoint, for systems that make some
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -44,6 +45,7 @@ def _launch(options: argparse.Namespace) -> int:
     path = find_study(options.study)
     study = load_study(path, options.preset)
     systems.check_systems(study.runs)
+    check_cluster(options)
     runs_dir = Path(options.runs_dir)
     directory = runs_dir / study.name
     console = display.make_console()
@@ -65,6 +67,23 @@ def _launch(options: argparse.Namespace) -> int:
         if stopped:
             return 128 + stopped[0]
     return 0 if all(status.state is State.COMPLETED for status in statuses.values()) else 1
+
+
+def check_cluster(options: argparse.Namespace) -> None:
+    """Refuse a cluster that is not there, or options that it does not take.
+
+    Raises:
+      StudyError: with one line.
+    """
+    if options.cluster_option and not options.cluster:
+        raise StudyError("--cluster-option: there is no --cluster")
+    if options.cluster == "slurm" and shutil.which("srun") is None:
+        raise StudyError("--cluster slurm: there is no srun here")
+    if options.cluster:
+        try:
+            cluster.check(cluster.Cluster(options.cluster, dict(options.cluster_option)))
+        except ValueError as error:
+            raise StudyError(str(error)) from None
 
 
 def inspect_all(study: Study, runs_dir: Path, locked: bool = False) -> dict[str, Status]:
@@ -110,14 +129,12 @@ def start(jobs: Sequence[pool.Job], options: argparse.Namespace, lock: int) -> I
       lock: descriptor of the study's lock, which the runs on this machine inherit.
 
     Raises:
-      StudyError: if there is no such cluster, or a run is in its queue already but it is not asked for.
+      StudyError: if a run is in Slurm's queue already, but Slurm is not asked for.
     """
-    if options.cluster == "slurm" and shutil.which("srun") is None:
-        raise StudyError("--cluster slurm: there is no srun here")
-    if options.cluster:
+    submitted = [job for job in jobs if cluster.note_of(job).exists()]
+    if options.cluster == "slurm" or (options.cluster and not submitted):
         where = cluster.Cluster(options.cluster, dict(options.cluster_option))
         return cluster.run_jobs(jobs, where, options.jobs or len(jobs))
-    submitted = [job for job in jobs if cluster.note_of(job).exists()]
     if submitted:
         raise StudyError(
             f"{submitted[0].name} was submitted to Slurm: say --cluster slurm to wait for it, or delete "
@@ -229,7 +246,7 @@ def _option(text: str) -> tuple[str, int | str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, int(value) if value.isdecimal() else value
+    return name, int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value  # 0123 is an account
 
 
 def _bad_input(message: str) -> int:

@@ -94,8 +94,8 @@ def cleanba_arguments(run: PlannedRun) -> list[str]:
 def cleanba_checkpoints(run: PlannedRun) -> list[str]:
     """Return the flag for some checkpoints over a run of the Cleanba trainers."""
     num_envs, num_steps = (120, 128) if "ppo" in run.system else (128, 20)  # their defaults
-    batch = run.hyperparameters.get("num_envs", num_envs)
-    batch *= run.hyperparameters.get("num_steps", num_steps)
+    said = {**run.hyperparameters, **dict(run.setting.flags)}
+    batch = said.get("num_envs", num_envs) * said.get("num_steps", num_steps)
     return flags({"checkpoint_every": max(1, run.total_timesteps // batch // CHECKPOINTS)})
 
 

@@ -11,6 +11,7 @@ HTS-RL's table 3 has three agents that see raw images: EnvPool's football has ne
 """
 
 import argparse
+import hashlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -132,7 +133,7 @@ def runtimes(tables: Tables) -> list[str]:
             row.layout or "not named",
             row.hardware,
             _number(row.minutes, ".1f"),
-            _number(row.minutes / first.minutes, ".0%"),
+            _number(row.minutes / first.minutes, ".0%") if "A100" in row.hardware else "",
             _number(here, ".2f"),
             _number(here / own.get(first.layout, math.nan), ".0%"),
             prints.get(row.layout, ""),
@@ -146,13 +147,14 @@ def _number(value: float, form: str) -> str:
 
 
 def _last_fingerprints(tables: Tables) -> dict[str, str]:
-    """Return the first digits of the last fingerprint of each setting, where its runs agree on it."""
+    """Return, for each setting, the first digits of a hash of the last fingerprints of all its runs."""
     found = content.last_fingerprints(tables)
-    runs = tables.runs[tables.runs["run"].isin(found)]
-    by_setting = runs["run"].map(found).groupby(runs["setting"], observed=True)
-    return {
-        setting: one.iloc[0][:8] if one.nunique() == 1 else "several" for setting, one in by_setting
-    }
+    runs = tables.runs[tables.runs["run"].isin(found)].sort_values(["system", "env_id", "seed"])
+    prints = {}
+    for setting, group in runs.groupby("setting", observed=True):
+        text = repr([(r.system, r.env_id, r.seed, found[r.run]) for r in group.itertuples()])
+        prints[str(setting)] = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return prints
 
 
 def hts_table1(tables: Tables) -> list[str]:

@@ -1,12 +1,13 @@
 """Draws a study with openrlbenchmark, from the same records: `python -m reports.rlops runs/quickstart`.
 
 Fills openrlbenchmark's offline database (in the folder of the installed package, where it looks for it) and
-writes the `openrlbenchmark.rlops` command that draws the study's curves. So two tools that share no code
+prints the `openrlbenchmark.rlops` command that draws the study's curves. So two tools that share no code
 can be compared on one set of runs.
 """
 
 import argparse
 import contextlib
+import os
 import shlex
 import shutil
 import sys
@@ -146,7 +147,7 @@ def command(runs: Sequence[RecordedRun], out: str) -> list[str]:
     curves = sorted({run.config["exp_name"] for run in runs})
     environments = sorted({run.config["env_id"] for run in runs})
     return [
-        "python", "-m", "openrlbenchmark.rlops", "--filters", f"?{filters}",
+        os.path.relpath(sys.executable), "-m", "openrlbenchmark.rlops", "--filters", f"?{filters}",
         *(f"{curve}?cl={quote(curve.replace('__', ', '))}" for curve in curves),
         "--env-ids", *environments, "--offline", "--scan-history", "--no-check-empty-runs",
         "--pc.ncols", str(min(len(environments), 3)), "--pc.ncols-legend", "2",

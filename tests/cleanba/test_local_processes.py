@@ -1,7 +1,9 @@
 """Several processes of one run: they know of each other, and end together."""
 
+import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from cleanba import local_processes
 
@@ -57,9 +60,21 @@ def test_each_process_has_a_rank_and_all_one_job(program, tmp_path):
     assert len(set(jobs)) == 1
 
 
-def test_two_runs_started_together_meet_at_different_ports():
-    first, second = local_processes.find_job_id(), local_processes.find_job_id()
-    assert first % 2**12 != second % 2**12
+def port_of(job):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in local_processes.variables(0, 2, job).items():
+            patch.setenv(name, value)
+        address = SlurmCluster.get_coordinator_address(None, None)
+    return int(address.rpartition(":")[2])
+
+
+def test_runs_meet_at_ports_of_their_own_that_nobody_uses(monkeypatch):
+    first = local_processes.find_job_id()
+    assert port_of(first) != port_of(local_processes.find_job_id())
+    monkeypatch.setattr(local_processes, "_job_ids", itertools.count(first))
+    with socket.socket() as taken:
+        taken.bind(("localhost", port_of(first)))
+        assert local_processes.find_job_id() == first + 1
 
 
 def test_a_failure_is_the_run_s_and_ends_the_others(program):

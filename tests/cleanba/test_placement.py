@@ -6,7 +6,14 @@ import sys
 
 import pytest
 
-from cleanba.placement import Hardware, deal, default_num_env_groups, plan, setting_name
+from cleanba.placement import (
+    Hardware,
+    deal,
+    default_num_env_groups,
+    local_gpus,
+    plan,
+    setting_name,
+)
 
 
 def test_dealing_keeps_every_item_in_order_in_hands_of_nearly_equal_size():
@@ -89,3 +96,17 @@ def test_memory_that_is_freed_is_there_for_the_next_allocation():
     done = subprocess.run([sys.executable, "-c", ALLOCATE_TWICE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1000  # page faults; there are 2**27 / 2**12 = 32,768 pages
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus"),
+    [
+        ({"SLURM_LOCALID": "0"}, [0, 1, 2]),  # one process on the node, of those that it sees
+        ({"SLURM_LOCALID": "1"}, [3, 4, 5]),
+        ({"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"}, [3, 4, 5]),
+        ({"SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6"}, [0, 1, 2]),  # its own alone
+        ({"SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, [0, 1, 2]),  # as in the README
+    ],
+)
+def test_processes_of_a_node_share_its_gpus_out(variables, gpus):
+    assert local_gpus(3, variables) == gpus

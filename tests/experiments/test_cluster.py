@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from functools import partial
 
 import pytest
 import submitit
@@ -78,17 +79,30 @@ def test_closing_cancels_what_is_in_the_queue(tmp_path):
 class Queued:
     """A job of Slurm that another launcher submitted; it ends after two looks at it."""
 
-    looks = 0
+    def __init__(self, folder, job_id, tasks, state="PENDING"):
+        self.job_id, self.tasks, self.state = job_id, tasks, state
+        self.looks = 0
 
-    def __init__(self, folder, job_id, tasks):
-        self.job_id, self.tasks = job_id, tasks
+    def get_info(self, mode):
+        return {"State": self.state}
 
     def done(self, force_check=False):
-        Queued.looks += 1
-        return Queued.looks > 2
+        self.looks += 1
+        return self.looks > 1
 
     def results(self):
         return [0 for _ in self.tasks]
+
+
+@pytest.mark.parametrize("state", ["UNKNOWN", "FAILED"])
+def test_a_job_that_slurm_has_forgotten_or_ended_is_submitted_again(tmp_path, monkeypatch, state):
+    monkeypatch.setattr(submitit, "SlurmJob", partial(Queued, state=state))
+    monkeypatch.setattr(submitit, "AutoExecutor", Refusing)
+    one = job(tmp_path, "old", "never")
+    one.log.parent.mkdir()
+    cluster.note_of(one).write_text("4711")
+    ticks = list(cluster.run_jobs([one], cluster.Cluster("slurm", {}), 1))
+    assert ticks[0].ended[0].error == "cannot be submitted: no such partition"
 
 
 def test_a_job_still_in_slurm_s_queue_is_waited_for_and_not_submitted_again(tmp_path, monkeypatch):
@@ -108,9 +122,41 @@ def test_runs_in_a_queue_are_not_started_here_besides(tmp_path):
     one = job(tmp_path, "queued", "never")
     one.log.parent.mkdir()
     cluster.note_of(one).write_text("4711")
-    options = launch._parser().parse_args(["quickstart"])
-    with pytest.raises(StudyError, match="queued was submitted to Slurm: say --cluster slurm"):
-        launch.start([one], options, 0)
+    for words in (["quickstart"], ["quickstart", "--cluster", "local"]):
+        options = launch._parser().parse_args(words)
+        with pytest.raises(StudyError, match="queued was submitted to Slurm: say --cluster slurm"):
+            launch.start([one], options, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cluster-option", "timeout_min=10"], "there is no --cluster"),
+        (["--cluster", "local", "--cluster-option", "timeut_min=10"], "--cluster-option: "),
+        (["--cluster", "local", "--cluster-option", "timeout_min=10h"], "--cluster-option: "),
+        (["--cluster", "local", "--cluster-option", "nodes=2"], "--cluster-option: "),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2_before_anything_is_written(
+    tmp_path, capsys, words, message
+):
+    assert launch.main(["learning", "--runs-dir", str(tmp_path / "runs"), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_slurm_needs_a_time_limit(tmp_path, monkeypatch, capsys):
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = ["learning", "--runs-dir", str(tmp_path / "runs"), "--cluster", "slurm"]
+    assert launch.main(words) == 2
+    assert "Slurm needs a time limit" in capsys.readouterr().err
+    assert launch.main([*words, "--cluster-option", "timeout_min=60", "--dry-run"]) == 0
 
 
 def test_without_slurm_nothing_is_started(tmp_path, monkeypatch, capsys):
@@ -153,5 +199,6 @@ def test_a_job_asks_for_what_its_setting_says(tmp_path, monkeypatch):
     list(cluster.run_jobs([one], where, 1))
     assert asked == {
         "name": "big", "nodes": 2, "tasks_per_node": 1, "gpus_per_node": 8, "cpus_per_task": 8,
-        "slurm_partition": "gpu",
+        "slurm_partition": "gpu", "slurm_srun_args": ["--cpus-per-task=46"],
+        "slurm_additional_parameters": {"no-requeue": True},
     }  # fmt: skip
