@@ -65,7 +65,8 @@ def markdown_text(value: Any) -> Any:
     if isinstance(value, Markup):
         return value
     text = " ".join(str(value).split()) if value is not None else ""
-    return Markup(_MARKDOWN.sub(r"\\\1", str(escape(text))))
+    # HTML last: a backslash within an entity, such as that of an apostrophe, would break it.
+    return escape(_MARKDOWN.sub(r"\\\1", text))
 
 
 def was_made_here(page: Path) -> bool:

@@ -1,8 +1,8 @@
 """The command line: `python -m baselines.worker_schemes --scheme impala --agent impala`.
 
-workers = make_workers(plan, seed)        # update worker <- gradient workers <- collection workers
+updater = make_update_worker(plan)  # <- gradient workers <- collection workers
 while updater.steps < total_timesteps:
-    record(updater.step())
+    recorder.write(updater.step(), updater.network)
 """
 
 import os

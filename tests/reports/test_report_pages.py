@@ -13,7 +13,7 @@ from synthetic_runs import study_folder, write_run
 from analysis.importers.records import read_records
 from cleanba.record import RunWriter
 from experiments.study import find_study
-from reports import build, content, summaries
+from reports import build, content, render, summaries
 
 EVIL = "<script>alert(1)</script>"
 SYSTEMS = ("cleanba_ppo", "cleanba_ppo-sync")
@@ -426,3 +426,15 @@ def test_the_command_prints_the_headline_and_where_the_pages_are(place, capsys):
 )
 def test_numbers_are_written_for_reading(value, text):
     assert content.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("the learner's", "the learner&#39;s"),
+        ("<b>&#35;", "&lt;b&gt;&amp;\\#35;"),
+        ("a_b *c* |", r"a_b \*c\* \|"),
+    ],
+)
+def test_markdown_shows_a_text_as_it_is(text, written):
+    assert str(render.markdown_text(text)) == written
