@@ -24,7 +24,7 @@ import optax
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from baselines.run_log import check_name, check_numbers
+from baselines.run_log import check_options
 from cleanba import placement
 from cleanba.command_line import BadInput, run_command_line
 from cleanba.environments import (
@@ -307,11 +307,7 @@ def check(args: Args) -> tuple[EnvSpec, str, Path]:
     Raises:
       ValueError: with one line.
     """
-    check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
-    check_name(args.setting, "--setting")
-    for name in ("channels", "hiddens"):
-        if min(getattr(args, name) or (1,)) < 1:
-            raise ValueError(f"--{name} {min(getattr(args, name))}: must be 1 or more")
+    check_options(args, RANGES)
     if args.batch_size % args.num_minibatches:
         raise ValueError(
             f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "

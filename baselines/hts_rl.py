@@ -492,10 +492,7 @@ def prepare(args: Args) -> Plan:
       BadInput: with one line.
     """
     try:
-        run_log.check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
-        run_log.check_name(args.setting, "--setting")
-        if min(args.hiddens or (1,)) < 1:
-            raise ValueError(f"--hiddens {min(args.hiddens)}: must be 1 or more")
+        run_log.check_options(args, RANGES)
     except ValueError as error:
         raise BadInput(str(error)) from None
     chosen = {k: v for k, v in DEFAULTS[args.algorithm].items() if getattr(args, k) is None}

@@ -584,8 +584,7 @@ def prepare(args: Args) -> Plan:
       BadInput: with one line.
     """
     try:
-        run_log.check_numbers(args, lambda name: f"--{name}", **RANGES)
-        run_log.check_name(args.xpid, "--xpid")
+        run_log.check_options(args, RANGES, name="xpid", flag="--{}".format)
     except ValueError as error:
         raise BadInput(str(error)) from None
     num_buffers = args.num_buffers or max(2 * args.num_actors, args.batch_size)

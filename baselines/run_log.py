@@ -219,6 +219,36 @@ def check_numbers(
                 raise ValueError(f"{flag(name)} {value}: must be {what}")
 
 
+def dashed_flag(field: str) -> str:
+    """Return the flag of a field, as most command lines spell it."""
+    return f"--{field.replace('_', '-')}"
+
+
+def check_options(
+    args: Any,
+    ranges: Mapping[str, Sequence[str]],
+    *,
+    name: str = "setting",
+    flag: Callable[[str], str] = dashed_flag,
+) -> None:
+    """Refuse options that no run can be made with, whatever its environment.
+
+    Args:
+      args: the command line.
+      ranges: fields by what they are to be, as arguments of `check_numbers`.
+      name: field that becomes part of the folder's name.
+      flag: from the name of a field to its flag.
+
+    Raises:
+      ValueError: with one line, for the first such option.
+    """
+    check_numbers(args, flag, **ranges)
+    check_name(getattr(args, name), flag(name))
+    for widths in ("channels", "hiddens"):
+        if min(getattr(args, widths, None) or (1,)) < 1:
+            raise ValueError(f"{flag(widths)} {min(getattr(args, widths))}: must be 1 or more")
+
+
 def check_name(name: str | None, flag: str) -> None:
     """Refuse a name that would lead to another folder.
 

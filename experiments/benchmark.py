@@ -27,7 +27,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
-from cleanba.command_line import BadInput, run_command_line
+from cleanba.command_line import run_command_line
+from experiments.benchmark_results import check_cases, write_results
 
 
 class Case(NamedTuple):
@@ -267,9 +268,7 @@ def _width(name: str) -> int:
 def main(args: Args) -> None:
     """Measure, print a table, and write JSON."""
     by_name = {case.name: case for case in CASES}
-    for name in args.cases:
-        if name not in by_name:
-            raise BadInput(f"--cases {name}: choose from {', '.join(by_name)}")
+    check_cases(args.cases, by_name)
     if args.ceilings_only:
         print(json.dumps(measure_ceilings(by_name[args.cases[0]], args.pool_sizes[0])))
         return
@@ -287,11 +286,7 @@ def main(args: Args) -> None:
         cells = [form.format(row[column]) for column, form in COLUMNS]
         widths = [22, *(_width(name) for name, _ in COLUMNS[1:])]
         print("  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)), flush=True)
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"cores": cores, "results": results}, indent=2) + "\n")
-        print(f"written: {path}")
+    write_results(args.json, {"cores": cores, "results": results})
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import tyro
 
-from cleanba.command_line import BadInput, run_command_line
+from cleanba.command_line import run_command_line
 from experiments.benchmark import calls_per_second, ceiling_of
+from experiments.benchmark_results import check_cases, write_results
 
 ROOT = Path(__file__).parents[1]
 SKIPPED_UPDATES = 4
@@ -141,9 +142,7 @@ class Args:
 def main(args: Args) -> None:
     """Measure, print a table, and write JSON."""
     by_name = {case.name: case for case in CASES}
-    for name in args.cases:
-        if name not in by_name:
-            raise BadInput(f"--cases {name}: choose from {', '.join(by_name)}")
+    check_cases(args.cases, by_name)
     if args.ceilings_only:
         print(json.dumps(measure_ceilings(by_name[args.cases[0]])))
         return
@@ -163,11 +162,7 @@ def main(args: Args) -> None:
             for column in columns
         ]
         print(f"{name:>18}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=2) + "\n")
-        print(f"written: {path}")
+    write_results(args.json, results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ and compares it with the time of an update. `replay` compares `cleanba.replay` w
 same threads. Everything is a ratio within one run.
 """
 
-import json
 import os
 import tempfile
 import time
@@ -25,6 +24,7 @@ from cleanba.environments import describe_env, env_seeds, make_envs
 from cleanba.record import find_runs, read_run
 from cleanba.replay import verify
 from experiments.benchmark import Case, trainer_speed
+from experiments.benchmark_results import write_results
 
 # In 4 environment groups, which the default reduction adds and psum fuses.
 CASES = (
@@ -157,12 +157,7 @@ def main(args: Args) -> None:
             f"{row['envpool']:>11,.0f}  {row['replay']:>10,.0f}  {row['replay_over_envpool']:>5.2f}",
             flush=True,
         )
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        results = {"reductions": reductions, "records": records}
-        path.write_text(json.dumps(results, indent=2) + "\n")
-        print(f"written: {path}")
+    write_results(args.json, {"reductions": reductions, "records": records})
 
 
 if __name__ == "__main__":

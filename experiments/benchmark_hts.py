@@ -10,7 +10,6 @@ is measured: for the synchronous system in a run without delays, for HTS-RL in t
 without delays its processes would wait for the cores.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 from analysis.queueing import expected_run_time
 from cleanba.command_line import BadInput, run_command_line
 from cleanba.record import read_run
+from experiments.benchmark_results import write_results
 
 SKIPPED_UPDATES = 3
 NUM_ENVS = 16
@@ -130,13 +130,7 @@ def main(args: Args) -> None:
         cells = (f"{x:,.0f}" for x in (together.sps, slow, apart.sps, fast))
         shares = (f"{ratio:.2f}", f"{predicted:.2f}", f"{ratio / predicted - 1:+.0%}")
         print(f"{delay:>9g}s" + "".join(f"{cell:>13}" for cell in (*cells, *shares)), flush=True)
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps({"without_delay": plain._asdict(), "rows": rows}, indent=2) + "\n"
-        )
-        print(f"written: {path}")
+    write_results(args.json, {"without_delay": plain._asdict(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ everywhere. Systems differ in what they learn, so a row says what a system costs
 compiles and starts its processes, are not counted.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from cleanba.command_line import BadInput, run_command_line
+from cleanba.command_line import run_command_line
 from cleanba.record import read_run
+from experiments.benchmark_results import check_cases, write_results
 
 ROOT = Path(__file__).parents[1]
 SKIPPED_SHARE = 0.3  # of the steps of a run
@@ -99,9 +99,7 @@ class Args:
 def main(args: Args) -> None:
     """Measure, print a table, and write JSON."""
     by_name = {case.name: case for case in CASES}
-    for name in args.cases:
-        if name not in by_name:
-            raise BadInput(f"--cases {name}: choose from {', '.join(by_name)}")
+    check_cases(args.cases, by_name)
     print(f"steps per second on {len(os.sched_getaffinity(0))} cores, Pong-v5, Nature CNN")
     print(f"{'system':>28}{'algorithm':>12}{'speed':>10}{'ratio':>8}")
     first: dict[str, float] = {}
@@ -114,11 +112,7 @@ def main(args: Args) -> None:
             {"system": name, "algorithm": case.algorithm, "speed": speed, "ratio": ratio}
         )
         print(f"{name:>28}{case.algorithm:>12}{speed:>10,.0f}{ratio:>8.2f}", flush=True)
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=2) + "\n")
-        print(f"written: {path}")
+    write_results(args.json, results)
 
 
 if __name__ == "__main__":

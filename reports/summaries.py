@@ -32,6 +32,7 @@ WORK = {
     "learner_waiting": "rollout_queue_get_time",
 }
 ACTOR_WORK = ("environment", "inference", "rollout", "for_parameters", "for_room")
+LEARNER_WORK = ("training", "learner_waiting")
 
 
 class Verdict(NamedTuple):
@@ -263,7 +264,9 @@ def time_table(tables: Tables) -> pd.DataFrame:
     """
     if not set(WORK.values()) <= set(tables.updates.columns):
         return pd.DataFrame(columns=[*GROUP, "runs"])
-    rollouts_per_actor = tables.runs.set_index("run")["hyperparameters"].map(_rollouts_per_actor)
+    hyperparameters = tables.runs.set_index("run")["hyperparameters"]
+    rollouts_per_actor = hyperparameters.map(_rollouts_per_actor)
+    learner_threads = hyperparameters.map(_learner_threads)
     rows = []
     for key, updates in tables.updates.groupby([*GROUP, "run"], observed=True, sort=True):
         clock = updates["wall_time"].to_numpy(float)
@@ -274,6 +277,8 @@ def time_table(tables: Tables) -> pd.DataFrame:
         spent = {name: steady[column].sum() / seconds for name, column in WORK.items()}
         for name in ACTOR_WORK:
             spent[name] *= rollouts_per_actor[key[-1]]
+        for name in LEARNER_WORK:
+            spent[name] /= learner_threads[key[-1]]
         rows.append((*key, *_both_sides(spent)))
     sides = ["environment", "inference", "actor_waiting", "actor_other"]
     sides += ["training", "learner_waiting", "learner_other"]
@@ -291,12 +296,17 @@ def _rollouts_per_actor(hyperparameters: object) -> float:
     return float(hyperparameters["batch_size"]) / float(hyperparameters["num_actors"])
 
 
+def _learner_threads(hyperparameters: object) -> float:
+    """Return how many threads the learner's time is shared out among."""
+    known = isinstance(hyperparameters, dict)
+    return float(hyperparameters.get("num_learner_threads", 1)) if known else 1.0
+
+
 def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
-    """Return the parts of the actors' time and of the learner's, either adding up to 1 with one learner.
+    """Return the parts of the actors' time and of the learner's, either adding up to 1.
 
     What an actor does in a rollout besides waiting for actions and for environments is its own
-    work: storing what it saw. With several learner threads, one may wait while another learns, so that
-    the learner's parts can be more than 1.
+    work: storing what it saw. What a learner thread does besides is mostly to wait for another one.
     """
     waiting = spent["for_parameters"] + spent["for_room"]
     actor = spent["environment"] + spent["inference"] + waiting

@@ -155,8 +155,7 @@ def prepare(args: Args, torchrun: Torchrun | None = None) -> Plan:
     if torchrun is not None:
         args = replace(args, num_peers=torchrun.world_size)
     try:
-        run_log.check_numbers(args, lambda name: f"--{name.replace('_', '-')}", **RANGES)
-        run_log.check_name(args.setting, "--setting")
+        run_log.check_options(args, RANGES)
     except ValueError as error:
         raise BadInput(str(error)) from None
     environments = args.num_peers * args.num_actor_batches * args.actor_batch_size

@@ -95,9 +95,10 @@ def test_both_pages_hold_every_part(quickstart):
     assert html.count('src="data:image/svg+xml;base64,') == 8
 
 
-def monobeast_run(folder, setting, seed, changes, num_actors):
+def monobeast_run(folder, setting, seed, changes, num_actors, learner_threads=1):
     """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
     hyperparameters = {"num_actors": num_actors, "batch_size": 2}
+    hyperparameters |= {"num_learner_threads": learner_threads}
     header = {"system": "monobeast", "setting": setting, "env_id": "Catch-v0", "seed": seed}
     with RunWriter(folder, header | {"hyperparameters": hyperparameters, "hardware": {}}) as writer:
         for update in range(1, 101):
@@ -160,6 +161,16 @@ def test_the_time_of_actors_that_an_update_takes_some_of_adds_up(place):
     assert row["environment"] == pytest.approx(0.5)
     assert row["inference"] == pytest.approx(0.25)
     assert row["training"] == pytest.approx(0.6)
+
+
+def test_the_time_of_two_learner_threads_is_shared_out_among_them(place):
+    folder = place / "runs/lag/monobeast__control__Catch-v0__s1"
+    monobeast_run(folder, "control", 1, 4, 8, learner_threads=2)
+    row = summaries.time_table(summaries.completed(read_records([folder]))).iloc[0]
+    # of the 0.2 s that two threads have in 0.1 s, 0.06 s train and 0.03 s wait
+    assert row["training"] == pytest.approx(0.3)
+    assert row["learner_waiting"] == pytest.approx(0.15)
+    assert row["learner_other"] == pytest.approx(0.55)
 
 
 def test_the_html_page_needs_nothing_but_itself(quickstart):
