@@ -264,8 +264,11 @@ def sac_loss(
     errors = network.values(network.critics, batch.obs, actions) - targets
     value_loss = (batch.weights * errors.square()).mean(dim=-1).sum()
     drawn, logprob, _ = network.sample(batch.obs, batch.noise[0])
-    held = copy.deepcopy(network.critics).requires_grad_(False)
-    policy_loss = (alpha * logprob - network.values(held, batch.obs, drawn).amin(dim=0)).mean()
+    network.critics.requires_grad_(False)  # from here on; the graph of their own loss is made
+    policy_loss = (
+        alpha * logprob - network.values(network.critics, batch.obs, drawn).amin(dim=0)
+    ).mean()
+    network.critics.requires_grad_(True)
     short_of_target = logprob.detach() - actions.shape[-1]
     alpha_loss = -(network.log_alpha.exp() * short_of_target).mean()
     return {

@@ -342,7 +342,9 @@ class UpdateWorker:
     def _apply(self, gradients: list[Gradient]) -> tuple[float, float]:
         learned = [p for p in self.network.parameters() if p.requires_grad]
         for parameter, *parts in zip(learned, *(g.gradients for g in gradients), strict=True):
-            parameter.grad = torch.from_numpy(np.asarray(np.mean(parts, axis=0)))
+            # always a copy: it is clipped in place, and what Ray has sent is not ours to write to
+            mean = np.mean(parts, axis=0) if len(parts) > 1 else np.array(parts[0])
+            parameter.grad = torch.from_numpy(np.asarray(mean))
         norm = torch.nn.utils.clip_grad_norm_(learned, self._max_norm)
         fallen = 1 - self._progress()
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
