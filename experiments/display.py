@@ -152,8 +152,16 @@ def plan_line(study: Study, runs: Sequence[PlannedRun]) -> str:
     return (
         f"{study.name}: {len(study.runs)} runs, {_steps(study.runs):,} steps; "
         f"to run now: {len(runs)} runs, {_steps(runs):,} steps, "
-        f"on {len(pool.available_cores())} CPU cores"
+        f"on {len(pool.available_cores())} CPU cores; {_expected(study, runs)}"
     )
+
+
+def _expected(study: Study, runs: Sequence[PlannedRun]) -> str:
+    """Say how long runs will take: their share, by steps, of what the study's file says of all of them."""
+    if study.minutes is None:
+        return "its file does not say how long that takes"
+    minutes = study.minutes * _steps(runs) / _steps(study.runs)
+    return f"about {_clock(60 * minutes)} on two cores, says its file"
 
 
 def show_result(

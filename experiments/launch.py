@@ -178,6 +178,7 @@ def run_study(
         for tick in ticks:
             for ended in tick.ended:
                 run = runs[ended.job.name]
+                state.keep_log(run, runs_dir)
                 statuses[run.name] = _status_after(ended, state.inspect(run, runs_dir))
                 ended_runs.append(ended)
                 count, total = len(ended_runs), len(jobs)

@@ -6,6 +6,7 @@ A study can thus be stopped in any way, moved, or joined by runs made by hand, a
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
@@ -50,6 +51,22 @@ def run_dir(run: PlannedRun, runs_dir: Path) -> Path:
 def log_file(run: PlannedRun, runs_dir: Path) -> Path:
     """Return the file that takes what a run prints; its record is written by the run alone."""
     return study_dir(run, runs_dir) / "logs" / f"{run.name}.log"
+
+
+def keep_log(run: PlannedRun, runs_dir: Path) -> None:
+    """Put what a run has printed beside its record, if there is one: the same file, under a second name.
+
+    Before a run begins its record, there is no folder that its log could be in.
+    """
+    log, folder = log_file(run, runs_dir), run_dir(run, runs_dir)
+    beside = folder / "log.txt"
+    if not folder.is_dir() or beside.exists():
+        return
+    try:
+        os.link(log, beside)
+    except OSError:  # a file system without links, or a full one
+        with contextlib.suppress(OSError):
+            shutil.copyfile(log, beside)
 
 
 @contextlib.contextmanager

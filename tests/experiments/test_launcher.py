@@ -75,6 +75,7 @@ def test_every_run_of_a_study_is_run_and_leaves_record_and_log(study, capsys):
         log = (study.folder / "logs" / f"{name}.log").read_text()
         assert log.startswith("# ")
         assert "cores [" in log
+        assert (study.folder / name / "log.txt").read_text() == log
     out = capsys.readouterr().out
     assert "4 of 4 runs completed" in out
     assert "[4/4]" in out  # readable where stdout is no terminal
@@ -129,6 +130,23 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(study, capsys):
     out = capsys.readouterr().out
     assert "4 runs, 8,192 steps" in out
     assert out.count("--total-timesteps 2048") == 4
+
+
+def test_the_plan_says_how_long_what_is_left_will_take(tmp_path, synthetic, capsys):
+    path = tmp_path / "small.toml"
+    words = [str(path), "--runs-dir", str(tmp_path / "runs"), "--dry-run"]
+    path.write_text(STUDY)
+    assert launch.main(words) == 0
+    assert "its file does not say how long" in capsys.readouterr().out
+    path.write_text(STUDY.replace("[settings.one]", "minutes = 8\n[settings.one]", 1))
+    assert launch.main(words) == 0
+    assert "about 8:00 on two cores" in capsys.readouterr().out
+    assert launch.main(words[:-1]) == 0
+    shutil.rmtree(tmp_path / "runs/small" / NAMES[0])
+    (tmp_path / f"runs/small/logs/{NAMES[0]}.log").unlink()
+    capsys.readouterr()
+    assert launch.main(words) == 0
+    assert "about 2:00 on two cores" in capsys.readouterr().out  # one of four runs
 
 
 def test_one_failing_run_does_not_stop_the_study_and_is_reported(study, capsys):
