@@ -2,6 +2,7 @@
 
 PYTHON ?= python3.11
 RUNS ?= runs
+REPORTS ?= reports
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Where torch's build for CPUs is: the one on PyPI brings several GB of CUDA packages.
@@ -14,9 +15,9 @@ LAUNCH_FLAGS += $(addprefix --cluster-option ,$(CLUSTER_OPTIONS))
 PRESET ?=
 SOURCE ?= runs
 OUT ?= reports/paper
-# the folder of a study's records and report: base, base-paper
+# the folder of a study's records and report: base, base-paper; a study may be a file, too
 PRESET_FLAG = $(if $(PRESET),--preset $(PRESET))
-FOLDER = $(STUDY)$(if $(filter-out cpu,$(PRESET)),-$(PRESET))
+FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESET))
 
 .DEFAULT_GOAL := help
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
@@ -45,10 +46,10 @@ study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1]
 	$(BIN)/python -m experiments.launch $(STUDY) --runs-dir $(RUNS) $(LAUNCH_FLAGS) $(PRESET_FLAG)
 
 report: .venv/installed ## write the report of a study: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
-	$(BIN)/python -m reports.build $(FOLDER) --runs $(RUNS)/$(FOLDER) --out reports/$(FOLDER)
+	$(BIN)/python -m reports.build $(FOLDER) --runs $(RUNS)/$(FOLDER) --out $(REPORTS)/$(FOLDER)
 
 reports: .venv/installed ## write the reports of all studies in runs/, and their index
-	$(BIN)/python -m reports.index --runs $(RUNS)
+	$(BIN)/python -m reports.index --runs $(RUNS) --out $(REPORTS)
 
 # figures of the paper, from runs or from published data
 $(FIGURES): .venv/installed

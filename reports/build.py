@@ -168,6 +168,7 @@ def page_content(
         "episodes": EPISODES,
         "headline": content.headline(done, found),
         "verdicts": content.verdict_grid(found.verdicts),
+        "systems": content.system_grid(found.systems),
         "pairs": content.pair_grid(found.pairs),
         "aggregates": content.aggregate_grid(found.aggregates),
         "scores": content.score_grid(found.scores),

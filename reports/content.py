@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from analysis import reproducibility
 from analysis.bootstrap import FEW_RUNS
 from analysis.scores import EPISODES, final_scores
 from analysis.tables import Tables
@@ -67,6 +68,7 @@ class Results(NamedTuple):
     value_losses: pd.DataFrame  # of the same systems
     pairs: pd.DataFrame
     verdicts: list[Verdict]
+    systems: list[dict]  # `analysis.reproducibility.system_verdicts`
 
 
 def results(done: Tables) -> Results:
@@ -88,6 +90,7 @@ def results(done: Tables) -> Results:
         value_losses=summaries.value_losses(changing),
         pairs=pairs,
         verdicts=summaries.verdicts(done, pairs),
+        systems=reproducibility.system_verdicts(done),
     )
 
 
@@ -177,6 +180,8 @@ def interval_cell(low: float, high: float) -> Cell:
 def waiting_cell(row: object) -> Cell:
     """Say which side waited more, and for which part of the time."""
     learner, actors = row.learner_waiting, row.actor_waiting
+    if max(learner, actors) < 0.005:
+        return Cell("neither", "neither")
     side = "learner" if learner >= actors else "actors"
     return Cell(f"{side} {max(learner, actors):.0%}", side)
 
@@ -218,6 +223,57 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
     numeric = frozenset(columns[3:])
     further = ("first difference", "learning curves", "note")
     return Grid((*columns, *further)[: len(rows[0]) if rows else None], numeric, rows)
+
+
+def system_grid(entries: Sequence[Mapping]) -> Grid:
+    """Return one row per setting and two systems: whether they have the same learning curves.
+
+    Args:
+      entries: of `analysis.reproducibility.system_verdicts`.
+    """
+    # Two systems that differ are nothing bad: that is what they are compared for.
+    tones = {"equivalent": "good", "undecided": "note"}
+    rows = []
+    for entry in entries:
+        verdict = entry["verdict"]
+        outcomes = [entry.get(name) for name in ("final", "area")]
+        rows.append(
+            (
+                Cell(entry["setting"], entry["setting"]),
+                Cell(entry["system_a"], entry["system_a"]),
+                Cell(entry["system_b"], entry["system_b"]),
+                Cell(verdict, verdict, tones.get(verdict, "")),
+                *(_difference_cell(outcome) for outcome in outcomes),
+                numeric_cell(entry.get("p", math.nan), decimals=3),
+                Cell(str(entry["environments"]), entry["environments"]),
+                Cell(f"{entry['runs_a']} and {entry['runs_b']}" if "runs_a" in entry else NOTHING),
+                *([Cell(entry["note"] or NOTHING)] if any(e["note"] for e in entries) else []),
+            )
+        )
+    columns = ("setting", "system", "against", "learning curves")
+    columns += ("final score: difference", "area: difference", "p", "environments", "runs", "note")
+    return Grid(
+        columns[: len(rows[0]) if rows else None],
+        frozenset({*columns[4:8]}),
+        rows,
+    )
+
+
+def _difference_cell(outcome: Mapping | None) -> Cell:
+    """Write how much higher the second of two systems is, with its interval, both signed."""
+    if outcome is None:
+        return Cell(NOTHING)
+    difference, low, high = (outcome[name] for name in ("difference", "low", "high"))
+    text = signed(difference)
+    if math.isfinite(low):
+        text += f" [{signed(low)}, {signed(high)}]"
+    return Cell(text, difference)
+
+
+def signed(value: float) -> str:
+    """Write a difference for reading: +12.34, -0.018."""
+    text = number(abs(value), decimals=3 if abs(value) < 1 else None)
+    return f"{'-' if value < 0 else '+'}{text}"
 
 
 def pair_grid(pairs: pd.DataFrame) -> Grid:

@@ -31,6 +31,27 @@ TARGETS = sorted(
 )
 
 
+SMALL = """
+title = "A small study"
+question = "Do the targets work?"
+[settings.base]
+num_actor_threads = 1
+actor_device_ids = [0]
+learner_device_ids = [0]
+host_devices = 1
+cores = 1
+[[runs]]
+systems = ["cleanba_ppo-sync"]
+settings = ["base"]
+env_ids = ["Catch-v0"]
+seeds = [1, 2]
+total_timesteps = 4096
+[runs.hyperparameters]
+num_envs = 8
+num_steps = 32
+"""
+
+
 def commands(target, *more):
     """Return what make would start for a target, were everything installed."""
     words = ["make", "-n", "-o", ".venv/installed", target, *GIVEN, *more]
@@ -75,3 +96,30 @@ def test_help_lists_every_target_that_has_a_line():
     text = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in re.findall(r"^([a-z0-9_]+) ?:.*## ", MAKEFILE, re.MULTILINE):
         assert f"make {target} " in text, target
+
+
+def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
+    """The ones that certify, time or install have tests of their programs, or are what runs this."""
+    study, runs, reports = tmp_path / "base.toml", tmp_path / "runs", tmp_path / "reports"
+    study.write_text(SMALL)
+    folders = (f"BIN={Path(sys.executable).parent}", f"RUNS={runs}", f"REPORTS={reports}")
+    run = runs / "base" / "cleanba_ppo-sync__base__Catch-v0__s1"
+
+    def make(target, *words):
+        words = ["make", "-o", ".venv/installed", target, *folders, *words]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "nothing was started" in make("study", f"STUDY={study}", "DRY_RUN=1")
+    assert not runs.exists()
+    assert "2 of 2 runs completed" in make("study", f"STUDY={study}")
+    make("report", f"STUDY={study}")
+    assert "A small study" in (reports / "base" / "index.html").read_text()
+    make("reports")
+    assert "A small study" in (reports / "index.html").read_text()
+    make("fig3", f"OUT={tmp_path / 'paper'}")
+    assert list((tmp_path / "paper").rglob("fig3*.png"))
+    assert "policy lag" in make("lag", f"RUN={run}").lower()
+    assert "episodes" in make("replay", f"RUN={run}")
+    assert "openrlbenchmark.rlops" in make("rlops", f"STUDY={study}")

@@ -11,6 +11,7 @@ import pytest
 from synthetic_runs import study_folder, write_run
 
 from analysis.importers.records import read_records
+from analysis.reproducibility import system_verdicts
 from cleanba.record import RunWriter
 from experiments.study import find_study
 from reports import build, content, render, summaries
@@ -198,6 +199,35 @@ def test_the_verdict_tells_same_bits_from_different_ones(quickstart):
         assert "different bits" in text
         assert "6 of 6" in text
         assert "0 of 6" in text
+
+
+def test_every_two_systems_under_one_setting_are_compared(quickstart):
+    entries = system_verdicts(read_records([quickstart / "runs/quickstart"]))
+    assert len(entries) == 2  # settings
+    for text in (visible_text(pages(quickstart)[0]), pages(quickstart)[1]):
+        assert "Do the systems learn the same?" in text
+    section = pages(quickstart)[1].split("## Do the systems learn the same?")[1].split("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if "cleanba_ppo-sync" in line]
+    for row, entry in zip(rows, entries, strict=True):
+        assert row[0] == f"| {entry['setting']}"
+        assert row[1:3] == ["cleanba_ppo", "cleanba_ppo-sync"]
+        assert row[3].strip("*") == entry["verdict"]
+        shown = float(row[4].split()[0])
+        assert shown == pytest.approx(entry["final"]["difference"], abs=0.005)
+        assert row[6] == f"{entry['p']:.3f}"
+
+
+def test_a_page_of_one_system_compares_no_systems(place):
+    html, markdown = build_small(place)
+    assert "Do the systems learn" not in html + markdown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0183, "+0.018"), (-0.0183, "-0.018"), (4414.2, "+4,414"), (-12.345, "-12.35")],
+)
+def test_differences_have_a_sign(value, text):
+    assert content.signed(value) == text
 
 
 def test_the_headline_score_is_the_mean_of_the_last_100_episodes(quickstart):
