@@ -99,7 +99,7 @@ def test_help_lists_every_target_that_has_a_line():
 
 
 def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
-    """The ones that certify, time or install have tests of their programs, or are what runs this."""
+    """Those that draw, certify or time have tests of their programs; the others install, or run this."""
     study, runs, reports = tmp_path / "base.toml", tmp_path / "runs", tmp_path / "reports"
     study.write_text(SMALL)
     folders = (f"BIN={Path(sys.executable).parent}", f"RUNS={runs}", f"REPORTS={reports}")
@@ -118,8 +118,6 @@ def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
     assert "A small study" in (reports / "base" / "index.html").read_text()
     make("reports")
     assert "A small study" in (reports / "index.html").read_text()
-    make("fig3", f"OUT={tmp_path / 'paper'}")
-    assert list((tmp_path / "paper").rglob("fig3*.png"))
-    assert "policy lag" in make("lag", f"RUN={run}").lower()
+    assert run.name in make("lag", f"RUN={run}")
     assert "episodes" in make("replay", f"RUN={run}")
     assert "openrlbenchmark.rlops" in make("rlops", f"STUDY={study}")
