@@ -36,7 +36,7 @@ def draw(
             panel.set_title(env_id)
             panel.set_xlabel(what)
             panel.set_xlim(edges[0] - 0.2, edges[-1] + 0.35 * (edges[-1] - edges[0]))
-            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             labels = [f"{system}\n{setting}" for system, setting in rows]
             first = index % style.PANELS_PER_ROW == 0
             positions = np.arange(len(rows)) + 0.6
