@@ -20,7 +20,8 @@ from matplotlib.ticker import FuncFormatter
 
 # Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
 PALETTE = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# One more than colours: the eighth system has the first one's colour, and another marker.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY = "#777777"
 
 WIDTH = 8.0  # inches

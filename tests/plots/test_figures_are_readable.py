@@ -210,6 +210,12 @@ def to_lab(linear):
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
 
+def test_more_systems_than_colours_differ_in_their_markers():
+    names = tuple(f"system-{index}" for index in range(20))
+    look = style.Look(names, ("one",))
+    assert len({(look.colour(name, "one"), look.marker(name)) for name in names}) == len(names)
+
+
 def test_of_one_system_the_settings_have_colours(tables):
     only = summaries.of_runs(
         tables, tables.runs["run"][(tables.runs["system"] == "cleanba_ppo").to_numpy(bool)]
