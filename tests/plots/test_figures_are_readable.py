@@ -210,6 +210,21 @@ def to_lab(linear):
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
 
+def test_policy_lag_is_counted_in_whole_versions():
+    row = {
+        "system": "a",
+        "setting": "one",
+        "env_id": "Catch-v0",
+        "runs": 3,
+        "value": 0,
+        "share": 1.0,
+    }
+    figure = policy_lag.draw(pd.DataFrame([row]), style.Look(("a",), ("one",)), SOURCE)
+    ticks = figure.axes[0].get_xticks()
+    assert len(ticks)
+    assert (ticks == np.round(ticks)).all()
+
+
 def test_more_systems_than_colours_differ_in_their_markers():
     names = tuple(f"system-{index}" for index in range(20))
     look = style.Look(names, ("one",))

@@ -4,6 +4,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import numpy as np
@@ -220,6 +221,15 @@ def test_every_two_systems_under_one_setting_are_compared(quickstart):
 def test_a_page_of_one_system_compares_no_systems(place):
     html, markdown = build_small(place)
     assert "Do the systems learn" not in html + markdown
+
+
+@pytest.mark.parametrize(
+    ("learner", "actors", "text"),
+    [(0.2, 0.1, "learner 20%"), (0.1, 0.2, "actors 20%"), (0.0, 0.004, "neither")],
+)
+def test_who_waited_more_is_said_only_where_somebody_waited(learner, actors, text):
+    row = SimpleNamespace(learner_waiting=learner, actor_waiting=actors)
+    assert content.waiting_cell(row).text == text
 
 
 @pytest.mark.parametrize(
