@@ -171,6 +171,7 @@ def page_content(
         "systems": content.system_grid(found.systems),
         "pairs": content.pair_grid(found.pairs),
         "aggregates": content.aggregate_grid(found.aggregates),
+        "aggregates_note": content.aggregates_note(found),
         "scores": content.score_grid(found.scores),
         "speed": content.speed_grid(found.speeds),
         "time": content.time_grid(found.times),

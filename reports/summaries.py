@@ -82,6 +82,17 @@ def environments(tables: Tables) -> list[str]:
     return sorted(tables.runs["env_id"].astype(str).unique())
 
 
+def unshared_environments(tables: Tables) -> list[str]:
+    """Return the environments that not every system and setting has runs of, sorted.
+
+    A score over environments says nothing of two systems that have it of different ones.
+    """
+    runs = tables.runs
+    systems = len(runs[["system", "setting"]].drop_duplicates())
+    each = runs[["system", "setting", "env_id"]].drop_duplicates()["env_id"].value_counts()
+    return sorted(str(env_id) for env_id, count in each.items() if 0 < count < systems)
+
+
 def learning_curves(tables: Tables, axis: str) -> pd.DataFrame:
     """Return `analysis.curves.curve_table`, each environment on a grid of its own."""
     runs = tables.runs

@@ -224,6 +224,28 @@ def test_a_page_of_one_system_compares_no_systems(place):
 
 
 @pytest.mark.parametrize(
+    "env_ids", [("Breakout-v5", "CartPole-v1", "Catch-v0"), ("Breakout-v5", "Catch-v0")]
+)
+def test_only_environments_that_all_have_runs_of_are_aggregated(place, env_ids):
+    study_folder(place / "runs/small", SYSTEMS, env_ids=env_ids, steps=5_120)
+    for run in (place / "runs/small").glob("cleanba_ppo-sync__a0-l0-t1__Breakout-v5__*"):
+        shutil.rmtree(run)
+    assert build.main(["small"]) == 0
+    html, markdown = pages(place, "small")
+    reason = "not every system and setting has completed runs of Breakout-v5"
+    assert all(text.count(reason) == 1 for text in (visible_text(html), markdown))
+    section = markdown.split("## Over all environments")[1].split("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if "cleanba_ppo" in line]
+    if len(env_ids) == 3:
+        assert f"Left out: {reason}." in section
+        assert [(row[6], row[7].strip(" |")) for row in rows] == [("2", "6")] * 4
+    else:
+        assert f"Nothing is compared over environments: {reason}" in section
+        assert "aggregates.png" not in section
+        assert not rows
+
+
+@pytest.mark.parametrize(
     ("learner", "actors", "text"),
     [(0.2, 0.1, "learner 20%"), (0.1, 0.2, "actors 20%"), (0.0, 0.004, "neither")],
 )
