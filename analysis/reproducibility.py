@@ -148,18 +148,30 @@ def compare_curves(
 
     Args:
       grid: `[P]`, steps or seconds.
-      first: per environment, curves under the first setting `[runs, P]`; all finite.
+      first: per environment, curves under the first setting `[runs, P]`. An environment is compared
+        over its own stretch: where all its runs, under both settings, are finite; at least two points.
       second: the same under the second, environments in the same order.
       margin: as a share of the first setting's value.
       alpha: of both tests.
       permutations: of settings among the runs of each environment; also bootstrap replicates.
       seed: of both.
     """
+    stretches = [_stretch(a, b) for a, b in zip(first, second, strict=True)]
+    first, second = (
+        [np.where(whole, c, 0.0) for c, whole in zip(side, stretches, strict=True)]
+        for side in (first, second)
+    )
     outcomes = {
-        "final": ([c[:, -1] for c in first], [c[:, -1] for c in second]),
-        "area": (
-            [area_under_curve(grid, c) for c in first],
-            [area_under_curve(grid, c) for c in second],
+        "final": tuple(
+            [c[:, np.flatnonzero(whole)[-1]] for c, whole in zip(side, stretches, strict=True)]
+            for side in (first, second)
+        ),
+        "area": tuple(
+            [
+                area_under_curve(grid[whole], c[:, whole])
+                for c, whole in zip(side, stretches, strict=True)
+            ]
+            for side in (first, second)
         ),
     }
     rng = np.random.default_rng(seed)
@@ -186,6 +198,11 @@ def compare_curves(
     starts = _first_difference(grid, first, second, labels, alpha) if p < alpha else np.nan
     runs = (sum(map(len, first)), sum(map(len, second)))
     return Verdict(verdict, p, details, starts, runs, len(first))
+
+
+def _stretch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return where the curves of both sides, `[runs, P]`, are all finite, `[P]`."""
+    return np.isfinite(a).all(axis=0) & np.isfinite(b).all(axis=0)
 
 
 def _permute(
@@ -278,7 +295,10 @@ def _first_difference(
     labels: np.ndarray,
     alpha: float,
 ) -> float:
-    """Return where the mean curves first differ by more than chance allows anywhere (max-T)."""
+    """Return where the mean curves first differ by more than chance allows anywhere (max-T).
+
+    Beyond the stretch of an environment both of its sides are 0: it has no part in the sum there.
+    """
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     difference = np.zeros((len(grid), labels.shape[1]))
     row = 0
@@ -312,8 +332,8 @@ def verdicts(
 ) -> list[dict]:
     """Return a verdict for every system and every two of its settings.
 
-    Curves are normalised where every environment has a reference. They are compared from where all
-    runs have an episode to where the shortest ends.
+    Curves are normalised where every environment has a reference. On each environment they are
+    compared from where all runs have an episode to where the shortest ends.
 
     Returns:
       One entry per pair: system, setting_a, setting_b, verdict, p, starts, runs_a, runs_b,
@@ -398,10 +418,8 @@ def _judge(
     options: dict,
 ) -> dict:
     """Return the part of an entry of `verdicts` that rests on fingerprints and curves."""
-    shared = sorted(first.keys() & second.keys())
-    whole = np.ones(len(grid), dtype=bool)
-    for env in shared:
-        whole &= np.isfinite(first[env]).all(axis=0) & np.isfinite(second[env]).all(axis=0)
+    both = sorted(first.keys() & second.keys())
+    shared = [env for env in both if _stretch(first[env], second[env]).sum() > 1]
     notes = []
     left_out = sorted(first.keys() ^ second.keys())
     if left_out:
@@ -413,13 +431,16 @@ def _judge(
         "verdict": "identical" if identical else "undecided",
         "environments": len(shared),
     }
-    if not shared or whole.sum() < 2:
+    if not shared:
         notes.append("no stretch of curve that all runs have")
         return entry | {"note": "; ".join(notes)}
+    if len(shared) < len(both):
+        missing = ", ".join(sorted(set(both) - set(shared)))
+        notes.append(f"no stretch of curve that all runs have, and left out: {missing}")
     result = compare_curves(
-        grid[whole],
-        [first[env][:, whole] for env in shared],
-        [second[env][:, whole] for env in shared],
+        grid,
+        [first[env] for env in shared],
+        [second[env] for env in shared],
         options["margin"],
         options["alpha"],
         seed=options["seed"],

@@ -63,6 +63,27 @@ def test_where_the_difference_starts():
     assert np.isnan(reproducibility.compare_curves(grid, curves(0.0), curves(0.0)).starts)
 
 
+@pytest.mark.parametrize("start", [0, 12])
+def test_every_environment_is_compared_over_its_own_stretch(start):
+    """One environment has 20 points of curve, the other 10; they differ from a point of the first on."""
+    grid = np.arange(1.0, 21.0)
+    long, short = np.tile(grid, (6, 1)), np.tile(grid, (6, 1))
+    short[:, 10:] = np.nan
+    short[0, 0] = np.nan
+    shifted = long + np.where(np.arange(20) >= start, 4.0, 0.0)
+    noise = np.random.default_rng(6).normal(0, 0.01, (6, 1))
+    result = reproducibility.compare_curves(
+        grid, [long + noise, short + noise], [shifted - noise, short - noise]
+    )
+    final, area = result.outcomes["final"], result.outcomes["area"]
+    # the ends are 20 and 10, the mean heights those of 1 to 20 and of 2 to 10; one of two is shifted
+    assert final.first == pytest.approx((20 + 10) / 2, abs=0.02)
+    assert area.first == pytest.approx((10.5 + 6) / 2, abs=0.02)
+    assert final.difference == pytest.approx(4 / 2, abs=0.02)
+    assert result.starts == start + 1
+    assert result.environments == 2
+
+
 def test_more_seeds_are_about_what_is_needed():
     """The number of further seeds that an undecided verdict names decides most of the time."""
     rng = np.random.default_rng(3)
@@ -134,6 +155,25 @@ def test_verdicts_between_systems_are_by_setting_and_by_curves_alone(write_run, 
     }
     only = next(e for e in entries if e["system_b"] == "c")
     assert only["final"]["difference"] == pytest.approx(10 / 28.8, rel=0.05)
+
+
+def test_a_difference_late_in_the_longer_environment_is_found(write_run, tmp_path):
+    rng = np.random.default_rng(7)
+    for system, late in (("a", 10.0), ("b", 20.0)):
+        for seed in range(6):
+            early = rng.normal(10.0, 0.5, 200)
+            words = {"system": system, "setting": "x", "seed": seed}
+            write_run(**words, env_id="Pong-v5", returns=early, total_steps=1000)
+            returns = np.concatenate([early, rng.normal(late, 0.5, 400)])
+            write_run(**words, env_id="Breakout-v5", returns=returns, total_steps=3000)
+    # one ends before the other has an episode
+    write_run("a", "x", "Asterix-v5", returns=np.ones(5), total_steps=100)
+    write_run("b", "x", "Asterix-v5", returns=np.ones(1), total_steps=3000)
+    (entry,) = reproducibility.system_verdicts(read_records([tmp_path]))
+    assert entry["verdict"] == "different"
+    assert 1000 < entry["starts"] < 2000
+    assert entry["environments"] == 2
+    assert "left out: Asterix-v5" in entry["note"]
 
 
 def test_variance_components_are_the_known_ones():
