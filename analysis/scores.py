@@ -238,12 +238,13 @@ def hts_metrics(
     rows = []
     for key, run in runs:
         times, returns, counts = ordered_episodes(run, "wall_time")
+        # by steps, which episodes are the last does not depend on the machine
         *steps, step_counts = ordered_episodes(run, "step")
         limit = ends[key.env_id] if time_limit is None else time_limit
         rows.append(
             (
                 *key,
-                score_at_end(returns, window, counts),
+                score_at_end(steps[1], window, step_counts),
                 limit,
                 score_at(times, returns, limit, window, counts),
                 *(time_to_reach(times, returns, target, window, counts) for target in targets),

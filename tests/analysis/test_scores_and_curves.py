@@ -73,6 +73,13 @@ def test_hts_metrics_use_the_fastest_run_as_time_limit(write_run, tmp_path):
     assert slow["required_time_100"] == pytest.approx(2 * fast["required_time_100"])
 
 
+def test_the_final_metric_does_not_depend_on_when_an_episode_was_written_down(write_run):
+    tables = read_records([write_run(returns=np.arange(200.0))])
+    backwards = tables.curves.assign(wall_time=tables.curves["wall_time"].to_numpy()[::-1])
+    other = scores.hts_metrics(tables._replace(curves=backwards), targets=[])
+    assert other["final_metric"].item() == scores.final_scores(tables)["score"].item() == 149.5
+
+
 def test_final_scores_by_rule(write_run):
     tables = read_records([write_run(returns=np.arange(200.0))])
     by = {
