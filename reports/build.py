@@ -143,6 +143,11 @@ def draw_figures(
             found.value_losses, "step", look, source, "value loss"
         ),
     }
+    for name in (
+        draw.keys() - figures.keys()
+    ):  # of an earlier build, for which there are no data now
+        for ending in (".png", ".svg"):
+            (folder / f"{name}{ending}").unlink(missing_ok=True)
     return {name: style.save(draw[name](), folder, name) for name in figures}
 
 

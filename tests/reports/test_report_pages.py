@@ -245,6 +245,20 @@ def test_only_environments_that_all_have_runs_of_are_aggregated(place, env_ids):
         assert not rows
 
 
+def test_a_figure_of_an_earlier_build_does_not_stay_where_the_data_are_gone(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], steps=5_120)
+    assert build.main(["small"]) == 0
+    figures = place / "reports/small/figures"
+    before = {path.name for path in figures.iterdir()}
+    for run in (place / "runs/small").glob("*__CartPole-v1__*"):
+        shutil.rmtree(run)
+    assert build.main(["small"]) == 0
+    gone = before - {path.name for path in figures.iterdir()}
+    assert gone == {
+        f"{name}.{end}" for name in ("aggregates", "efficiency") for end in ("png", "svg")
+    }
+
+
 @pytest.mark.parametrize(
     ("learner", "actors", "text"),
     [(0.2, 0.1, "learner 20%"), (0.1, 0.2, "actors 20%"), (0.0, 0.004, "neither")],
