@@ -1,4 +1,4 @@
-"""Run times: minutes that a run takes, on average over environments and seeds."""
+"""Run times: what a run takes, on average over environments and seeds."""
 
 import matplotlib as mpl
 import pandas as pd
@@ -18,17 +18,18 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
     with mpl.rc_context(style.RC):
         rows = style.rows_of(times, look)
         figure, (panel,) = style.panels(1, height=0.7 + 0.28 * len(rows), header=0.0)
-        longest = times["seconds"].max() / 60
+        longest = times["seconds"].max()
+        unit, name = (60, "min") if longest >= 120 else (1, "s")
         for row in times.itertuples():
-            position, minutes = rows.index((row.system, row.setting)), row.seconds / 60
+            position, length = rows.index((row.system, row.setting)), row.seconds / unit
             colour = look.colour(row.system, row.setting)
-            panel.barh(position, minutes, height=0.7, color=colour, edgecolor="white")
-            text = f"{minutes:,.1f} min ({row.times_the_fastest:.1f}×)"
-            panel.text(minutes + longest * 0.01, position, text, va="center", fontsize=7)
+            panel.barh(position, length, height=0.7, color=colour, edgecolor="white")
+            text = f"{length:,.1f} {name} ({row.times_the_fastest:.1f}×)"
+            panel.text(length + longest / unit * 0.01, position, text, va="center", fontsize=7)
         panel.set_yticks(range(len(rows)), [style.row_label(*row, look) for row in rows])
         panel.set_ylim(len(rows) - 0.4, -0.6)
-        panel.set_xlim(0, longest * 1.2)
-        panel.set_xlabel("minutes per run")
+        panel.set_xlim(0, longest / unit * 1.2)
+        panel.set_xlabel("minutes per run" if unit == 60 else "seconds per run")
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
         style.source_line(figure, f"{style.counts_text(times['runs'])} · {source}")

@@ -253,3 +253,26 @@ def test_pairs_of_system_and_setting_without_runs_have_no_row(tables, look):
     labels = [t.get_text() for t in figure.axes[0].get_yticklabels()]
     assert len(labels) == 7
     assert "cleanba_ppo\na0-l0,1-t2" not in labels
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels", "axis"),
+    [
+        ((10.0, 30.0), ["10.0 s (1.0×)", "30.0 s (3.0×)"], "seconds per run"),
+        ((60.0, 180.0), ["1.0 min (1.0×)", "3.0 min (3.0×)"], "minutes per run"),
+    ],
+)
+def test_run_times_are_in_a_unit_that_fits_them(seconds, labels, axis):
+    times = pd.DataFrame(
+        {
+            "system": ["a", "b"],
+            "setting": "x",
+            "seconds": seconds,
+            "runs": 3,
+            "times_the_fastest": [1.0, 3.0],
+        }
+    )
+    figure = run_times.draw(times, style.look_of(times["system"], times["setting"]), SOURCE)
+    (panel,) = figure.axes
+    assert [text.get_text() for text in panel.texts] == labels
+    assert panel.get_xlabel() == axis
