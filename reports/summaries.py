@@ -474,18 +474,22 @@ def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str
             (str(system), f"{name} differs between runs on {env_id}: {', '.join(values)}")
             for name, values in _differences(group["hyperparameters"]).items()
         ]
-    for name in ("revision", "versions"):
-        count = len({str(value) for value in done[name]})
-        if count > 1:
-            found.append(("all runs", f"made with {count} different values of {name}"))
+    revisions = len({str(value) for value in done["revision"]})
+    if revisions > 1:
+        found.append(("all runs", f"made with {revisions} different values of revision"))
+    # systems use other packages: a version differs where two runs name another one of the same
+    found += [
+        ("all runs", f"made with different versions of {name}: {', '.join(values)}")
+        for name, values in _differences(done["versions"]).items()
+    ]
     return list(dict.fromkeys(found))
 
 
-def _differences(hyperparameters: Iterable) -> dict[str, list[str]]:
-    """Return the hyperparameters in which runs of one system and environment differ."""
+def _differences(mappings: Iterable) -> dict[str, list[str]]:
+    """Return the entries in which mappings differ, such as hyperparameters of one system's runs."""
     values: dict[str, dict[str, None]] = {}
-    for settings in hyperparameters:
-        for name, value in (settings if isinstance(settings, dict) else {}).items():
+    for mapping in mappings:
+        for name, value in (mapping if isinstance(mapping, dict) else {}).items():
             if name not in ("seed", "env_id"):
                 values.setdefault(name, {})[str(value)] = None
     return {name: list(seen) for name, seen in values.items() if len(seen) > 1}

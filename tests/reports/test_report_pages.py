@@ -417,6 +417,20 @@ def test_runs_that_differ_in_more_than_the_setting_are_named(place):
         assert "2 different values of revision" in text
 
 
+def test_a_package_of_two_versions_is_named_and_one_that_others_do_not_have_is_not(place):
+    study_folder(place / "runs/small", SYSTEMS, env_ids=("Catch-v0",), steps=5_120)
+    others = {"cleanba_ppo-sync": {"torch": "2.9.0"}, "cleanba_ppo": {"jax": "0.11.0"}}
+    for system, versions in others.items():
+        (path, *_) = sorted((place / "runs/small").glob(f"{system}__*/run.json"))
+        info = json.loads(path.read_text())
+        info["versions"] |= versions
+        path.write_text(json.dumps(info))
+    found = [what for _, what in summaries.problems(read_records([place / "runs/small"]))]
+    assert [what for what in found if "version" in what] == [
+        "made with different versions of jax: 0.10.2, 0.11.0"
+    ]
+
+
 def test_few_seeds_are_said(place):
     assert "With 3 seeds per result the intervals are too narrow" in build_small(place)[1]
 
