@@ -6,7 +6,7 @@ one-sided tests on the interquartile mean of the scores and on the area under th
 this large too seldom. *undecided*: neither; then about how many more seeds would decide.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import NormalDist
 from typing import NamedTuple
@@ -147,7 +147,7 @@ def compare_curves(
     """Compare the curves of one system under two settings.
 
     Args:
-      grid: `[P]`, steps or seconds.
+      grid: `[P]`, steps or seconds; `[environments, P]` where environments have grids of their own.
       first: per environment, curves under the first setting `[runs, P]`. An environment is compared
         over its own stretch: where all its runs, under both settings, are finite; at least two points.
       second: the same under the second, environments in the same order.
@@ -156,21 +156,17 @@ def compare_curves(
       permutations: of settings among the runs of each environment; also bootstrap replicates.
       seed: of both.
     """
+    grids = np.broadcast_to(grid, (len(first), np.shape(grid)[-1]))
     stretches = [_stretch(a, b) for a, b in zip(first, second, strict=True)]
+    grids = [x[whole] for x, whole in zip(grids, stretches, strict=True)]
     first, second = (
-        [np.where(whole, c, 0.0) for c, whole in zip(side, stretches, strict=True)]
+        [curves[:, whole] for curves, whole in zip(side, stretches, strict=True)]
         for side in (first, second)
     )
     outcomes = {
-        "final": tuple(
-            [c[:, np.flatnonzero(whole)[-1]] for c, whole in zip(side, stretches, strict=True)]
-            for side in (first, second)
-        ),
+        "final": tuple([c[:, -1] for c in side] for side in (first, second)),
         "area": tuple(
-            [
-                area_under_curve(grid[whole], c[:, whole])
-                for c, whole in zip(side, stretches, strict=True)
-            ]
+            [area_under_curve(x, c) for x, c in zip(grids, side, strict=True)]
             for side in (first, second)
         ),
     }
@@ -195,7 +191,7 @@ def compare_curves(
         details[name] = _difference(a, b, alone, margin, alpha, permutations, seed)
     equivalent = all(-d.margin < d.low and d.high < d.margin for d in details.values())
     verdict = "equivalent" if equivalent else "different" if p < alpha else "undecided"
-    starts = _first_difference(grid, first, second, labels, alpha) if p < alpha else np.nan
+    starts = _first_difference(grids, first, second, labels, alpha) if p < alpha else np.nan
     runs = (sum(map(len, first)), sum(map(len, second)))
     return Verdict(verdict, p, details, starts, runs, len(first))
 
@@ -289,7 +285,7 @@ def _more_seeds(difference: float, error: float, margin: float, runs: float, alp
 
 
 def _first_difference(
-    grid: np.ndarray,
+    grids: Sequence[np.ndarray],
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     labels: np.ndarray,
@@ -297,29 +293,39 @@ def _first_difference(
 ) -> float:
     """Return where the mean curves first differ by more than chance allows anywhere (max-T).
 
-    Beyond the stretch of an environment both of its sides are 0: it has no part in the sum there.
+    The mean differences of all environments are summed; before and beyond its own stretch an
+    environment has no part in the sum.
     """
-    pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-    difference = np.zeros((len(grid), labels.shape[1]))
+    axis = np.unique(np.concatenate(grids))
+    most = 2 * max(map(len, grids))  # what many grids of their own add up to would take minutes
+    if len(axis) > most:
+        axis = axis[np.linspace(0, len(axis) - 1, most).round().astype(int)]
+    difference = np.zeros((len(axis), labels.shape[1]))
     row = 0
-    for a, both in zip(first, pooled, strict=True):
+    for grid, a, b in zip(grids, first, second, strict=True):
+        both = np.concatenate([a, b])
         label = labels[row : row + len(both)]
         row += len(both)
-        for curve, of_first in zip(both, label, strict=True):
-            weight = (1 - of_first) / (len(both) - len(a)) - of_first / len(a)
-            difference += curve[:, None] * weight
+        here = (axis >= grid[0]) & (axis <= grid[-1])
+        latest = np.searchsorted(grid, axis[here], side="right") - 1
+        difference[here] += both[:, latest].T @ ((1 - label) / len(b) - label / len(a))
     spread = difference.std(axis=1, keepdims=True)
     standard = np.abs(difference) / np.where(spread > 0, spread, np.inf)
     limit = np.quantile(standard.max(axis=0), 1 - alpha)
     beyond = np.flatnonzero(standard[:, 0] > limit)
-    return float(grid[beyond[0]]) if len(beyond) else np.nan
+    return float(axis[beyond[0]]) if len(beyond) else np.nan
 
 
-def setting_curves(curves: Curves, system: str, setting: str) -> dict[str, np.ndarray]:
+def setting_curves(
+    curves: Mapping[str, Curves], system: str, setting: str
+) -> dict[str, np.ndarray]:
     """Return environment -> curves `[runs, P]` of one system and setting, NaN included."""
-    rows = ((curves.runs["system"] == system) & (curves.runs["setting"] == setting)).to_numpy()
-    envs = curves.runs["env_id"].to_numpy()
-    return {str(env): curves.values[rows & (envs == env)] for env in sorted(set(envs[rows]))}
+    found = {}
+    for env, (_, _, values, runs) in curves.items():
+        rows = ((runs["system"] == system) & (runs["setting"] == setting)).to_numpy()
+        if rows.any():
+            found[env] = values[rows]
+    return found
 
 
 def verdicts(
@@ -333,7 +339,7 @@ def verdicts(
     """Return a verdict for every system and every two of its settings.
 
     Curves are normalised where every environment has a reference. On each environment they are
-    compared from where all runs have an episode to where the shortest ends.
+    compared from where all runs have an episode to where the shortest ends, on a grid of its own.
 
     Returns:
       One entry per pair: system, setting_a, setting_b, verdict, p, starts, runs_a, runs_b,
@@ -350,7 +356,7 @@ def verdicts(
         entry["fingerprints"] = _fingerprint_summary(prints, system, a, b)
         first, second = (setting_curves(curves, system, setting) for setting in (a, b))
         options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
-        entries.append(entry | _judge(entry["fingerprints"], curves.grid, first, second, options))
+        entries.append(entry | _judge(entry["fingerprints"], curves, first, second, options))
     return entries
 
 
@@ -377,7 +383,7 @@ def system_verdicts(
         if setting == other:
             entry = {"system_a": a, "system_b": b, "setting": setting}
             first, second = (setting_curves(curves, system, setting) for system in (a, b))
-            entries.append(entry | _judge({"pairs": 0}, curves.grid, first, second, options))
+            entries.append(entry | _judge({"pairs": 0}, curves, first, second, options))
     return entries
 
 
@@ -386,11 +392,19 @@ def _sides(tables: Tables) -> list[tuple[str, str]]:
     return sorted({(run.system, run.setting) for run in tables.runs.itertuples()})
 
 
-def _comparable_curves(tables: Tables, axis: str, points: int) -> tuple[Curves, bool]:
-    """Return the curves of all runs, and whether they are normalised: where every reference is known."""
-    raw = run_curves(tables, axis, points)
-    known = all(reference(env) is not None for env in set(raw.runs["env_id"]))
-    return (normalized(raw) if known and len(raw.runs) else raw), known
+def _comparable_curves(tables: Tables, axis: str, points: int) -> tuple[dict[str, Curves], bool]:
+    """Return the curves of each environment, on a grid of its own, and whether they are normalised.
+
+    They are where every environment has a reference.
+    """
+    environments = sorted(tables.curves["env_id"].astype(str).unique())
+    known = all(reference(env) is not None for env in environments)
+    found = {}
+    for env in environments:
+        here = tables.curves[tables.curves["env_id"] == env]
+        raw = run_curves(tables._replace(curves=here), axis, points)
+        found[env] = normalized(raw) if known else raw
+    return found, known
 
 
 def _fingerprint_summary(prints: pd.DataFrame, system: str, a: str, b: str) -> dict:
@@ -412,7 +426,7 @@ def _fingerprint_summary(prints: pd.DataFrame, system: str, a: str, b: str) -> d
 
 def _judge(
     prints: dict,
-    grid: np.ndarray,
+    curves: Mapping[str, Curves],
     first: dict[str, np.ndarray],
     second: dict[str, np.ndarray],
     options: dict,
@@ -436,9 +450,9 @@ def _judge(
         return entry | {"note": "; ".join(notes)}
     if len(shared) < len(both):
         missing = ", ".join(sorted(set(both) - set(shared)))
-        notes.append(f"no stretch of curve that all runs have, and left out: {missing}")
+        notes.append(f"left out, since its runs share fewer than two points of curve: {missing}")
     result = compare_curves(
-        grid,
+        np.stack([curves[env].grid for env in shared]),
         [first[env] for env in shared],
         [second[env] for env in shared],
         options["margin"],
