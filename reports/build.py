@@ -143,9 +143,8 @@ def draw_figures(
             found.value_losses, "step", look, source, "value loss"
         ),
     }
-    for name in (
-        draw.keys() - figures.keys()
-    ):  # of an earlier build, for which there are no data now
+    # of an earlier build, for which there are no data now
+    for name in draw.keys() - figures.keys():
         for ending in (".png", ".svg"):
             (folder / f"{name}{ending}").unlink(missing_ok=True)
     return {name: style.save(draw[name](), folder, name) for name in figures}
@@ -177,7 +176,7 @@ def page_content(
         "systems": content.system_grid(found.systems),
         "pairs": content.pair_grid(found.pairs),
         "aggregates": content.aggregate_grid(found.aggregates),
-        "aggregates_note": content.aggregates_note(found),
+        "aggregates_note": content.aggregates_note(found.comparable),
         "scores": content.score_grid(found.scores),
         "speed": content.speed_grid(found.speeds),
         "time": content.time_grid(found.times),

@@ -59,7 +59,7 @@ class Results(NamedTuple):
     time: pd.DataFrame  # and against wall time
     scores: pd.DataFrame
     aggregates: pd.DataFrame  # normalised scores over all environments; none of a single one
-    unshared: list[str]  # environments that are not in them, as some system or setting lacks them
+    comparable: summaries.Comparable  # what they are taken of
     efficiency: dict[tuple[str, str], pd.DataFrame]  # their curves, by metric and axis
     speeds: pd.DataFrame
     times: pd.DataFrame
@@ -76,13 +76,11 @@ def results(done: Tables) -> Results:
     """Compute everything that a report shows from the tables of completed runs."""
     pairs = summaries.fingerprints(done)
     changing = summaries.changing(done)
-    unshared = summaries.unshared_environments(done)
-    shared = summaries.of_runs(done, done.runs["run"][~done.runs["env_id"].isin(unshared)])
-    several = len(summaries.environments(shared)) > 1
+    comparable = summaries.comparable(done)
     return Results(
-        aggregates=summaries.aggregate_table(shared if several else None),
-        unshared=unshared,
-        efficiency=summaries.efficiency(shared) if several else {},
+        aggregates=summaries.aggregate_table(comparable.tables),
+        comparable=comparable,
+        efficiency=summaries.efficiency(comparable.tables) if comparable.tables is not None else {},
         steps=summaries.learning_curves(done, "step"),
         time=summaries.learning_curves(done, "time"),
         scores=summaries.score_table(done),
@@ -335,14 +333,18 @@ def aggregate_grid(aggregates_: pd.DataFrame) -> Grid:
     return Grid(("system", "setting", *columns), frozenset(columns), rows)
 
 
-def aggregates_note(found: Results) -> str:
-    """Say which environments are not in the scores over all environments, and why."""
-    if not found.unshared:
-        return ""
-    missing = f"not every system and setting has completed runs of {', '.join(found.unshared)}"
-    if len(found.aggregates):
-        return f"Left out: {missing}."
-    return f"Nothing is compared over environments: {missing}, and too few are left."
+def aggregates_note(comparable: summaries.Comparable) -> str:
+    """Say what is not in the scores over all environments, and why."""
+    if comparable.environments:
+        return (
+            f"Without {', '.join(comparable.environments)}: not every system and setting has scores "
+            "there."
+        )
+    if comparable.systems and comparable.tables is None:
+        return "Nothing is compared over environments: no system and setting has scores on all of them."
+    if comparable.systems:
+        return f"Without {'; '.join(comparable.systems)}: no scores on some environments."
+    return ""
 
 
 def speed_grid(speeds: pd.DataFrame) -> Grid:

@@ -82,15 +82,47 @@ def environments(tables: Tables) -> list[str]:
     return sorted(tables.runs["env_id"].astype(str).unique())
 
 
-def unshared_environments(tables: Tables) -> list[str]:
-    """Return the environments that not every system and setting has runs of, sorted.
+class Comparable(NamedTuple):
+    """What scores over environments are taken of.
 
-    A score over environments says nothing of two systems that have it of different ones.
+    Attributes:
+      tables: of these runs; None where no two environments are left to take scores over.
+      environments: that are left out, sorted.
+      systems: that are left out, as "system, setting", sorted.
     """
-    runs = tables.runs
-    systems = len(runs[["system", "setting"]].drop_duplicates())
-    each = runs[["system", "setting", "env_id"]].drop_duplicates()["env_id"].value_counts()
-    return sorted(str(env_id) for env_id, count in each.items() if 0 < count < systems)
+
+    tables: Tables | None
+    environments: list[str]
+    systems: list[str]
+
+
+def comparable(tables: Tables) -> Comparable:
+    """Return the runs that scores over environments can be compared of.
+
+    Such a score says nothing of two systems that have it of different environments. So either the
+    environments are left out on which somebody has no normalised score, or those who lack any:
+    whichever leaves more.
+
+    Args:
+      tables: completed runs.
+    """
+    scores = final_scores(tables).dropna(subset=["normalized"])
+    if scores.empty:
+        return Comparable(None, [], [])
+    who = scores["system"].astype(str) + ", " + scores["setting"].astype(str)
+    have = scores["env_id"].astype(str).groupby(who).agg(set)
+    every, shared = set.union(*have), set.intersection(*have)
+    whole = set(have.index[have == every])
+    if len(shared) > 1 and len(shared) * len(have) >= len(every) * len(whole):
+        kept = scores["env_id"].isin(shared)
+        environments, systems = sorted(every - shared), []
+    else:
+        kept = who.isin(whole)
+        environments, systems = [], sorted(set(have.index) - whole)
+    several = scores["env_id"][kept].nunique() > 1
+    return Comparable(
+        of_runs(tables, scores["run"][kept]) if several else None, environments, systems
+    )
 
 
 def learning_curves(tables: Tables, axis: str) -> pd.DataFrame:
@@ -481,6 +513,11 @@ def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str
     found += [
         ("all runs", f"made with different versions of {name}: {', '.join(values)}")
         for name, values in _differences(done["versions"]).items()
+    ]
+    found += [
+        (_name(run), "does not say with which versions it was made")
+        for run, versions in zip(done["run"], done["versions"], strict=True)
+        if not isinstance(versions, dict)
     ]
     return list(dict.fromkeys(found))
 

@@ -223,26 +223,70 @@ def test_a_page_of_one_system_compares_no_systems(place):
     assert "Do the systems learn" not in html + markdown
 
 
+BREAKOUT, CARTPOLE, CATCH = "Breakout-v5", "CartPole-v1", "Catch-v0"
+ONE, TWO, THREE, FOUR = ((s, h) for s in SYSTEMS for h in ("a0-l0-t1", "a0-l0,1-t2"))
+
+
+@pytest.fixture(scope="module")
+def four_times_three(tmp_path_factory):
+    """The tables of two systems under two settings on three environments."""
+    root = tmp_path_factory.mktemp("four_times_three")
+    return read_records(
+        [study_folder(root, SYSTEMS, env_ids=(BREAKOUT, CARTPOLE, CATCH), seeds=(1,), steps=5_120)]
+    )
+
+
+@pytest.mark.parametrize("what", ["run", "episode"])
 @pytest.mark.parametrize(
-    "env_ids", [("Breakout-v5", "CartPole-v1", "Catch-v0"), ("Breakout-v5", "Catch-v0")]
+    ("missing", "environments", "systems", "note"),
+    [
+        ((), [], [], ""),
+        # 3 x 3 scores are left without the system, 2 x 4 without the environment
+        (((ONE, BREAKOUT),), [], [", ".join(ONE)], "Without cleanba_ppo, a0-l0-t1: no scores on"),
+        (((ONE, BREAKOUT), (TWO, BREAKOUT)), [BREAKOUT], [], "Without Breakout-v5: not every"),
+        (
+            ((ONE, BREAKOUT), (TWO, CATCH), (THREE, CARTPOLE), (FOUR, CATCH)),
+            [],
+            sorted(", ".join(who) for who in (ONE, TWO, THREE, FOUR)),
+            "Nothing is compared over environments",
+        ),
+    ],
 )
-def test_only_environments_that_all_have_runs_of_are_aggregated(place, env_ids):
-    study_folder(place / "runs/small", SYSTEMS, env_ids=env_ids, steps=5_120)
-    for run in (place / "runs/small").glob("cleanba_ppo-sync__a0-l0-t1__Breakout-v5__*"):
+def test_systems_are_compared_over_environments_that_they_share(
+    four_times_three, what, missing, environments, systems, note
+):
+    runs = four_times_three.runs
+    keys = zip(zip(runs["system"], runs["setting"], strict=True), runs["env_id"], strict=True)
+    gone = runs["run"][[key in missing for key in keys]]
+    if what == "run":
+        tables = summaries.of_runs(four_times_three, set(runs["run"]) - set(gone))
+    else:
+        curves = four_times_three.curves
+        tables = four_times_three._replace(curves=curves[~curves["run"].isin(gone)])
+    found = summaries.comparable(tables)
+    assert found.environments == environments
+    assert found.systems == systems
+    assert content.aggregates_note(found).startswith(note)
+    assert bool(note) == bool(content.aggregates_note(found))
+    if len(systems) == 4:
+        assert found.tables is None
+        return
+    kept = summaries.aggregate_table(found.tables)
+    assert set(kept["environments"]) == {3 - len(environments)}
+    assert len(kept.groupby(["system", "setting"])) == 4 - len(systems)
+
+
+def test_the_page_says_what_is_not_in_its_scores_over_environments(place):
+    study_folder(place / "runs/small", SYSTEMS, steps=5_120)
+    for run in (place / "runs/small").glob("*__a0-l0,1-t2__CartPole-v1__*"):
         shutil.rmtree(run)
     assert build.main(["small"]) == 0
     html, markdown = pages(place, "small")
-    reason = "not every system and setting has completed runs of Breakout-v5"
-    assert all(text.count(reason) == 1 for text in (visible_text(html), markdown))
+    note = "Without cleanba_ppo, a0-l0,1-t2; cleanba_ppo-sync, a0-l0,1-t2: no scores on some environments."
+    assert all(text.count(note) == 1 for text in (visible_text(html), markdown))
     section = markdown.split("## Over all environments")[1].split("\n## ")[0]
-    rows = [line.split(" | ") for line in section.splitlines() if "cleanba_ppo" in line]
-    if len(env_ids) == 3:
-        assert f"Left out: {reason}." in section
-        assert [(row[6], row[7].strip(" |")) for row in rows] == [("2", "6")] * 4
-    else:
-        assert f"Nothing is compared over environments: {reason}" in section
-        assert "aggregates.png" not in section
-        assert not rows
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| cleanba")]
+    assert [(row[1], row[6], row[7].strip(" |")) for row in rows] == [("a0-l0-t1", "2", "6")] * 2
 
 
 def test_a_figure_of_an_earlier_build_does_not_stay_where_the_data_are_gone(place):
@@ -425,9 +469,12 @@ def test_a_package_of_two_versions_is_named_and_one_that_others_do_not_have_is_n
         info = json.loads(path.read_text())
         info["versions"] |= versions
         path.write_text(json.dumps(info))
-    found = [what for _, what in summaries.problems(read_records([place / "runs/small"]))]
-    assert [what for what in found if "version" in what] == [
-        "made with different versions of jax: 0.10.2, 0.11.0"
+    path = sorted((place / "runs/small").glob("*/run.json"))[-1]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": None}))
+    found = summaries.problems(read_records([place / "runs/small"]))
+    assert [(run, what) for run, what in found if "version" in what] == [
+        ("all runs", "made with different versions of jax: 0.10.2, 0.11.0"),
+        (path.parent.name, "does not say with which versions it was made"),
     ]
 
 
