@@ -73,11 +73,16 @@ def run_fingerprints(updates: pd.DataFrame) -> dict[tuple, dict[int, str]]:
 def fingerprint_table(tables: Tables) -> pd.DataFrame:
     """Compare every two runs of one system, environment and seed.
 
+    Two runs that name different values of a hyperparameter are left out: they were not to be the same.
+
     Returns:
       system, env_id, seed, setting_a, setting_b, run_a, run_b, identical, compared, last_same,
       first_difference; a run without fingerprints appears in no row.
     """
     prints = run_fingerprints(tables.updates)
+    hyperparameters = {}
+    if "hyperparameters" in tables.runs:  # not every source has them
+        hyperparameters = dict(zip(tables.runs["run"], tables.runs["hyperparameters"], strict=True))
     groups: dict[tuple, list[tuple]] = {}
     for key in prints:
         run, system, setting, env_id, seed = key
@@ -85,10 +90,19 @@ def fingerprint_table(tables: Tables) -> pd.DataFrame:
     rows = []
     for group, members in sorted(groups.items()):
         for (set_a, run_a, a), (set_b, run_b, b) in combinations(sorted(members), 2):
+            if _contradict(hyperparameters.get(run_a), hyperparameters.get(run_b)):
+                continue
             result = compare_fingerprints(prints[a], prints[b])
             rows.append((*group, set_a, set_b, run_a, run_b, *result))
     names = ["system", "env_id", "seed", "setting_a", "setting_b", "run_a", "run_b"]
     return pd.DataFrame(rows, columns=[*names, *FingerprintComparison._fields], dtype=object)
+
+
+def _contradict(a: object, b: object) -> bool:
+    """Whether two records name different values of a hyperparameter."""
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return False
+    return any(a[name] != b[name] for name in a.keys() & b.keys())
 
 
 class Difference(NamedTuple):

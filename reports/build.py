@@ -162,7 +162,8 @@ def page_content(
 ) -> dict[str, Any]:
     """Return all that the templates ask for."""
     planned = [run.name for run in study.runs] if study else []
-    problems = summaries.problems(tables, planned)
+    vary = bool(study) and any(run.setting.flags for run in study.runs)
+    problems = summaries.problems(tables, planned, settings_vary=vary)
     dates = sorted(value[:16] for value in done.runs["ended"] if isinstance(value, str))
     return {
         "title": study.title if study else f"Study {name}",

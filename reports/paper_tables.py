@@ -224,7 +224,7 @@ def speeds_and_scores(tables: Tables) -> list[str]:
         scores = metrics.loc[metrics.index.isin(runs["run"]), "final_metric"]
         cells = [
             setting,
-            f"{runs['sps'].mean():,.0f}",
+            content.number(runs["sps"].mean(), 0),
             _mean_and_deviation(scores),
             str(len(runs)),
             prints.get(setting, ""),

@@ -481,12 +481,16 @@ def _first_difference(pairs: pd.DataFrame, system: str, settings: tuple[str, str
     return f"policy version {first['first_difference']} ({first['env_id']}, seed {first['seed']})"
 
 
-def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str]]:
+def problems(
+    tables: Tables, planned: Iterable[str] = (), settings_vary: bool = False
+) -> list[tuple[str, str]]:
     """Return every problem with the data as pairs of run (or system) and problem.
 
     Args:
       tables: all runs, completed or not.
       planned: names of the runs that the study plans; those without a record are problems.
+      settings_vary: whether the study's settings are to differ in more than hardware; else
+        hyperparameters that differ between them are a problem.
     """
     planned = list(planned)
     checked = quality.check(tables).itertuples(index=False, name=None)
@@ -501,7 +505,8 @@ def problems(tables: Tables, planned: Iterable[str] = ()) -> list[tuple[str, str
     present = {_name(run) for run in runs["run"]}
     found += [(name, "planned, but there is no record") for name in planned if name not in present]
     done = runs[runs["completed"].to_numpy(bool)]
-    for (system, env_id), group in done.groupby(["system", "env_id"], observed=True):
+    alike = ["system", "env_id", *(["setting"] if settings_vary else [])]
+    for (system, env_id, *_), group in done.groupby(alike, observed=True):
         found += [
             (str(system), f"{name} differs between runs on {env_id}: {', '.join(values)}")
             for name, values in _differences(group["hyperparameters"]).items()

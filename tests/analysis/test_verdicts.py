@@ -1,5 +1,7 @@
 """Verdicts on simulated curves with known answers."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -153,6 +155,25 @@ def test_verdicts_of_records(write_run, tmp_path):
     assert ranked["system"].tolist() == ["monobeast", "cleanba_ppo"]
     assert ranked["setting_share"].iloc[0] > 0.95
     assert ranked["setting_share"].iloc[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "compared"),
+    [({"num_envs": 4}, 1), ({}, 1), (None, 1), ({"num_envs": 8}, 0)],
+)
+def test_fingerprints_of_runs_with_other_hyperparameters_are_not_compared(
+    write_run, tmp_path, others, compared
+):
+    write_run(setting="a")
+    header = write_run(setting="b", fingerprint="other") / "run.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"hyperparameters": others}))
+    tables = read_records([tmp_path])
+    assert len(reproducibility.fingerprint_table(tables)) == compared
+    (entry,) = reproducibility.verdicts(tables)
+    assert entry["fingerprints"]["pairs"] == compared
+    assert entry["fingerprints"]["identical"] == 0
+    without = tables._replace(runs=tables.runs.drop(columns="hyperparameters"))
+    assert len(reproducibility.fingerprint_table(without)) == 1
 
 
 def test_verdicts_between_systems_are_by_setting_and_by_curves_alone(write_run, tmp_path):

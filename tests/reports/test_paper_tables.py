@@ -114,6 +114,12 @@ def test_speeds_and_scores_by_setting_are_in_the_order_of_their_numbers(tmp_path
     assert len({row[5] for row in rows}) == 1  # a formula: no setting leaks into it
 
 
+def test_a_run_of_too_few_updates_has_no_speed_in_the_table(tmp_path):
+    write_run(tmp_path / "a", "hts_rl_ppo", "interval-512", "Catch-v0", 1, steps=1_536)  # 3 updates
+    (row,) = paper_tables.speeds_and_scores(importers.read([tmp_path]))[2:]
+    assert row.split("|")[2].strip() == "–"
+
+
 def test_settings_that_leak_have_other_fingerprints_in_the_table(tmp_path):
     for setting, leaks_after in (("a0-l0-d1", None), ("a0-l1-d1", 5), ("a0-l0-d2", None)):
         for seed in (1, 2):

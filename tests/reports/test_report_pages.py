@@ -461,6 +461,19 @@ def test_runs_that_differ_in_more_than_the_setting_are_named(place):
         assert "2 different values of revision" in text
 
 
+def test_hyperparameters_that_a_study_varies_with_its_settings_are_no_problem(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    for header in (place / "runs/small").glob("*__a0-l0-t1__*/run.json"):
+        info = json.loads(header.read_text())
+        info["hyperparameters"]["num_envs"] = 16 if info["seed"] == 1 else 32
+        header.write_text(json.dumps(info))
+    tables = read_records([place / "runs/small"])
+    told = {vary: dict(summaries.problems(tables, settings_vary=vary)) for vary in (False, True)}
+    system = SYSTEMS[0]
+    assert told[False][system] == "num_envs differs between runs on Catch-v0: 8, 16, 32"
+    assert told[True][system] == "num_envs differs between runs on Catch-v0: 16, 32"
+
+
 def test_a_package_of_two_versions_is_named_and_one_that_others_do_not_have_is_not(place):
     study_folder(place / "runs/small", SYSTEMS, env_ids=("Catch-v0",), steps=5_120)
     others = {"cleanba_ppo-sync": {"torch": "2.9.0"}, "cleanba_ppo": {"jax": "0.11.0"}}
