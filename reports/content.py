@@ -205,7 +205,7 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
     words = {
         True: ("same bits", "good"),
         False: ("different bits", "bad"),
-        None: ("unknown", "note"),
+        None: ("not compared", ""),
     }
     tones = {"identical": "good", "equivalent": "good", "different": "bad", "undecided": "note"}
     rows = [
