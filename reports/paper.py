@@ -35,7 +35,8 @@ from plots import (
 from plots import final_scores as score_dots
 from reports import summaries
 
-TAUS = np.linspace(0.0, 8.0, 161)
+LARGEST_TAU = 8.0  # the papers' figures end there
+NUM_TAUS = 161
 
 
 class PaperFigure(NamedTuple):
@@ -136,7 +137,11 @@ def _aggregates(source: Source) -> Figure | None:
 
 
 def _profiles(source: Source) -> Figure | None:
-    frame = summary.profiles(final_scores(source.tables), TAUS)
+    scores = final_scores(source.tables)
+    highest = np.nan_to_num(scores["normalized"].max(), nan=0.0)
+    # human-normalized scores go far beyond 1; where none does, most of the figure would be empty
+    largest = min(max(1.1 * highest, 1.1), LARGEST_TAU)
+    frame = summary.profiles(scores, np.linspace(0.0, largest, NUM_TAUS))
     return profiles.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
 

@@ -125,6 +125,17 @@ def test_speed_is_by_an_option_and_beside_the_baseline(tmp_path):
     assert frame["note"].tolist() == ["1.50×", "4.00×", "2k", "500"]
 
 
+@pytest.mark.parametrize(("env_id", "end"), [("CartPole-v1", 1.1), ("Breakout-v5", 8.0)])
+def test_profiles_end_where_the_scores_do(tmp_path, env_id, end):
+    """The made-up runs end below 500: about 1 on CartPole, and 17 on Breakout."""
+    write_run(tmp_path / "a", "cleanba_ppo", "one", env_id, 1, steps=51_200)
+    tables = importers.read([tmp_path])
+    look = style.look_of(tables.runs["system"], tables.runs["setting"])
+    source = paper.Source(tables, "here", look, "normalised score")
+    low, high = paper.PARTS["profiles"](source).axes[0].get_xlim()
+    assert (low, high) == pytest.approx((0, end), rel=0.1)
+
+
 def test_published_tables_give_what_they_have_and_the_rest_is_named(tmp_path, capsys):
     folder = tmp_path / "published" / "cleanba-static"
     folder.mkdir(parents=True)
