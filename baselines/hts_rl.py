@@ -41,7 +41,7 @@ from cleanba.command_line import BadInput, run_command_line
 from cleanba.environments import EnvSpec, env_seeds
 from cleanba.groupwise import fingerprint
 
-FINGERPRINT_EVERY = 100  # updates
+FINGERPRINT_EVERY = 10  # updates
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,11 @@ def redact_command(argv: Sequence[str]) -> list[str]:
 
 
 def source_revision(folder: Path) -> str:
-    """Return the git commit of a checkout, with `+changes` if it has uncommitted ones, or ''."""
+    """Return the git commit of a checkout, with `+changes` if it has uncommitted ones, or ''.
+
+    Changes in `reports/` do not count: its pages are made from records, and kept in the repository,
+    so that otherwise every run after `make report` would seem to be of changed source.
+    """
     import subprocess
 
     def git(*args: str) -> str:
@@ -97,9 +101,10 @@ def source_revision(folder: Path) -> str:
             timeout=20,
         ).stdout.strip()
 
+    source = ("--", ":(top)", ":(top,exclude)reports")
     try:
         revision = git("rev-parse", "HEAD")
-        return revision + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        return revision + ("+changes" if git("status", "--porcelain", "-uno", *source) else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -90,7 +90,7 @@ class Args:
 
     cases: tuple[str, ...] = tuple(case.name for case in CASES)
     """Systems, by name."""
-    steps: int = 20_000
+    steps: int = 10_000
     """Agent steps of each run."""
     json: str | None = None
     """Write the results to this file too."""

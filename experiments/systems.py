@@ -117,17 +117,13 @@ def monobeast_arguments(run: PlannedRun) -> list[str]:
 
 def moolib_arguments(run: PlannedRun) -> list[str]:
     """Say a run in the flags of moolib's example, whose actor threads are peers."""
-    peers = run.setting.num_actor_threads
-    # torch would give each peer a thread for every core, which then wait for each other's cores
-    share = {"torch_threads": max(run.setting.cores // peers, 1)} if peers > 1 else {}
     return flags(
         {
             "env": run.env_id,
             "seed": run.seed,
             "total_steps": run.total_timesteps,
             **run.hyperparameters,
-            "num_peers": peers,
-            **share,
+            "num_peers": run.setting.num_actor_threads,
             **dict(run.setting.flags),
             "study": run.study,
             "setting": run.setting.name,

@@ -282,6 +282,23 @@ def describe_pieces(pieces: list[Piece], length: int, version: int) -> list[dict
     return rows
 
 
+def _peers_here(args: Args) -> int:
+    """Return how many of the peers run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", args.num_peers))
+
+
+def _share_cores(args: Args) -> None:
+    """Give this peer its threads of torch.
+
+    Torch would give each of several peers a thread for every core. They then wait for each other's
+    cores: two peers on two cores were ten times slower than one.
+    """
+    if args.torch_threads:
+        torch.set_num_threads(args.torch_threads)
+    elif _peers_here(args) > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // _peers_here(args), 1))
+
+
 class Peer:
     """One peer, from its first step to its last."""
 
@@ -315,8 +332,7 @@ class Peer:
             if use_cuda
             else torch.device("cpu")
         )
-        if args.torch_threads:
-            torch.set_num_threads(args.torch_threads)
+        _share_cores(args)
         self.state = LearnerState(args, spec, network, self._device)
         self._generator = torch.Generator(self._device).manual_seed(
             env_seeds(args.seed, index, 1)[0] + 1
@@ -333,9 +349,10 @@ class Peer:
     def _make_accumulator(self, store: Store) -> Any:
         if self._args.transport == "moolib":
             return MoolibAccumulator(store, self.name, self.state.model)
-        # of peers on this machine, of which two cannot exchange anything on one GPU
-        peers = int(os.environ.get("LOCAL_WORLD_SIZE", self._args.num_peers))
-        own_gpu = self._device.type == "cuda" and torch.cuda.device_count() >= peers
+        # two peers cannot exchange anything on one GPU
+        own_gpu = self._device.type == "cuda" and torch.cuda.device_count() >= _peers_here(
+            self._args
+        )
         device = self._device if own_gpu else torch.device("cpu")
         return Accumulator(self.state.model.parameters(), Group(store, self.name, device))
 

@@ -81,7 +81,8 @@ class Args:
     disable_cuda: bool = False
     """Train on the CPU even if there is a GPU."""
     torch_threads: int | None = None
-    """Threads of torch in each peer; by default torch's own choice."""
+    """Threads of torch in each peer; by default several peers share the cores of their machine, and one
+    takes torch's own choice."""
     setting: str | None = None
     """Name of the hardware setting; by default peers and environments."""
     study: str = "default"

@@ -408,6 +408,33 @@ def test_a_new_leader_s_first_update_is_about_itself_alone(tmp_path):
     assert total <= record.lines("updates")[-1]["wall_time"] + 1e-3
 
 
+@pytest.mark.parametrize(
+    ("peers", "cores", "asked", "variables", "expected"),
+    [
+        (1, 2, None, {}, None),  # torch's own choice
+        (2, 2, None, {}, 1),
+        (2, 8, None, {}, 4),
+        (4, 2, None, {}, 1),
+        (8, 8, None, {"LOCAL_WORLD_SIZE": "2"}, 4),  # the others are on other machines
+        (2, 8, None, {"OMP_NUM_THREADS": "3"}, None),
+        (2, 8, 3, {}, 3),
+        (1, 8, 3, {}, 3),
+    ],
+)
+def test_peers_share_the_cores_of_their_machine(
+    monkeypatch, peers, cores, asked, variables, expected
+):
+    for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    experiment._share_cores(options.Args(num_peers=peers, torch_threads=asked))
+    assert chosen == ([] if expected is None else [expected])
+
+
 def test_a_run_whose_only_peer_is_killed_fails_and_names_it(tmp_path):
     process, peers = start(tmp_path, 1, max_restarts=1)
     peers[0].kill()

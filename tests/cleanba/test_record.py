@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 
 import pytest
 
@@ -14,6 +15,7 @@ from cleanba.record import (
     redact_command,
     redact_text,
     run_name,
+    source_revision,
 )
 
 HEADER = {"system": "s", "setting": "h", "env_id": "E-v0", "seed": 1}
@@ -121,3 +123,27 @@ def test_home_folders_and_hosts_are_not_named():
     assert "alice" not in text
     assert text.startswith("~/x ~/y on ")
     assert text == f"~/x ~/y on {'localhost' if socket.gethostname() == 'localhost' else '<host>'}"
+
+
+def test_a_revision_tells_changed_source_but_not_changed_reports(tmp_path):
+    def git(*words):
+        name = ("-c", "user.name=t", "-c", "user.email=t@t")
+        subprocess.run(["git", "-C", tmp_path, *name, *words], check=True, capture_output=True)
+
+    files = [tmp_path / name for name in ("cleanba/ppo.py", "reports/base/README.md", "README.md")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("first")
+    code, page, readme = files
+    assert source_revision(code.parent) == ""
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    revision = source_revision(code.parent)
+    assert len(revision) == 40
+    page.write_text("second")
+    assert source_revision(code.parent) == revision
+    for file in (code, readme):
+        file.write_text("second")
+        assert source_revision(code.parent) == revision + "+changes"
+        file.write_text("first")

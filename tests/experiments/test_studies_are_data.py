@@ -87,22 +87,6 @@ def test_the_commands_of_the_newer_baselines_are_what_their_programs_take(tmp_pa
     ]
 
 
-@pytest.mark.parametrize(
-    ("peers", "cores", "threads"), [(1, 2, None), (2, 2, 1), (2, 8, 4), (4, 2, 1)]
-)
-def test_peers_of_moolib_share_the_cores_of_their_run(tmp_path, peers, cores, threads):
-    text = STUDY.replace("num_actor_threads = 1", f"num_actor_threads = {peers}")
-    text = text.replace("cores = 2", f"cores = {cores}")
-    text = text.replace("num_envs = 8\nanneal_lr = false", "batch_size = 4")
-    text = text.replace('["cleanba_ppo-sync", "cleanba_impala"]', '["moolib"]')
-    words = systems.command(load(tmp_path, text).runs[0], tmp_path)
-    assert words[words.index("--num-peers") + 1] == str(peers)
-    if threads is None:
-        assert "--torch-threads" not in words
-    else:
-        assert words[words.index("--torch-threads") + 1] == str(threads)
-
-
 def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
     text = STUDY.replace('["cleanba_ppo-sync", "cleanba_impala"]', '["monobeast"]')
     text = text.replace("num_actor_threads = 1", "num_actor_threads = 12")

@@ -97,6 +97,21 @@ def test_both_pages_hold_every_part(quickstart):
     assert html.count('src="data:image/svg+xml;base64,') == 8
 
 
+def test_a_part_without_data_has_no_heading(place):
+    build_small(place)
+    for path in (place / "runs/small").glob("*/updates.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            for name in [n for n in row if n.endswith("_time") and n != "wall_time"]:
+                del row[name]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert build.main(["small"]) == 0
+    html, markdown = pages(place, "small")
+    assert "Where the time went" not in visible_text(html) + markdown
+    assert "#time" not in html
+    assert "## Speed" in markdown
+
+
 def monobeast_run(folder, setting, seed, changes, num_actors, learner_threads=1):
     """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
     hyperparameters = {"num_actors": num_actors, "batch_size": 2}
