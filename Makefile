@@ -96,3 +96,4 @@ bench: .venv/installed ## measure speed: trainers against this machine's ceiling
 	$(BIN)/python -m experiments.benchmark_analysis bootstrap
 	$(BIN)/python -m experiments.benchmark_analysis curves
 	$(BIN)/python -m experiments.benchmark_analysis reading
+	$(BIN)/python -m experiments.benchmark_report --json $(RUNS)/benchmark_report.json

@@ -1,4 +1,4 @@
-"""Speed of all systems side by side: the same game, network, environments and cores, in one run.
+"""Speed of PPO, IMPALA and A2C under most systems, side by side: the same game, network, environments and cores, in one run.
 
     python -m experiments.benchmark_systems --json runs/benchmark_systems.json
 
@@ -116,4 +116,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    run_command_line(Args, main, "Speed of all systems side by side.")
+    run_command_line(Args, main, "Speed of most systems side by side.")

@@ -336,15 +336,24 @@ def time_table(tables: Tables) -> pd.DataFrame:
 
 def _rollouts_per_actor(hyperparameters: object) -> float:
     """Return how many rollouts of each actor an update learns from: 1, or a part where it takes some."""
-    if not isinstance(hyperparameters, dict) or "num_actors" not in hyperparameters:
+    if not isinstance(hyperparameters, dict):
+        return 1.0
+    if "collection_workers" in hyperparameters:
+        collectors = max(hyperparameters["collection_workers"], 1)
+        taken = 1 if hyperparameters["collection"] == "asynchronous" else collectors
+        return taken / collectors / _learner_threads(hyperparameters)
+    if "num_actors" not in hyperparameters:
         return 1.0
     return float(hyperparameters["batch_size"]) / float(hyperparameters["num_actors"])
 
 
 def _learner_threads(hyperparameters: object) -> float:
-    """Return how many threads the learner's time is shared out among."""
-    known = isinstance(hyperparameters, dict)
-    return float(hyperparameters.get("num_learner_threads", 1)) if known else 1.0
+    """Return how many threads or workers make an update each, side by side."""
+    if not isinstance(hyperparameters, dict):
+        return 1.0
+    if hyperparameters.get("gradients") == "asynchronous":
+        return float(max(hyperparameters["gradient_workers"], 1))
+    return float(hyperparameters.get("num_learner_threads", 1))
 
 
 def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
@@ -354,8 +363,14 @@ def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
     work: storing what it saw. What a learner thread does besides is mostly to wait for another one.
     """
     waiting = spent["for_parameters"] + spent["for_room"]
+    # More than the whole is what a first rollout did before the first update that counts.
     actor = spent["environment"] + spent["inference"] + waiting
     learner = spent["training"] + spent["learner_waiting"]
+    if actor > 1:
+        waiting /= actor
+        spent |= {name: spent[name] / actor for name in ("environment", "inference")}
+    if learner > 1:
+        spent |= {name: spent[name] / learner for name in ("training", "learner_waiting")}
     return (
         spent["environment"],
         spent["inference"],

@@ -5,6 +5,7 @@ while updater.steps < total_timesteps:
     recorder.write(updater.step(), updater.network)
 """
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -54,10 +55,18 @@ def ray_for(plan: Plan) -> Iterator[None]:
 
     here = {"include_dashboard": False, "log_to_driver": True, "logging_level": "ERROR"}
     cluster = None
-    # As many cores are said to be here as workers need: else Ray would have some wait for ever.
-    cores = max(-(-count * args.cpus_per_worker // args.local_nodes) + 1, 1)
+    # As many cores are said to be here as workers need: else Ray would have some wait for ever. On one node
+    # are whole groups of a gradient worker and its collection workers.
+    groups = max(plan.scheme.gradient_workers, 1)
+    per_node = math.ceil(groups / args.local_nodes)
+    cores = math.ceil(per_node * (count / groups) * args.cpus_per_worker)
     if args.ray_address is not None:
         ray.init(address=args.ray_address, log_to_driver=True, logging_level="ERROR")
+        there, needed = ray.cluster_resources().get("CPU", 0), count * args.cpus_per_worker
+        if there < needed:
+            print(
+                f"the cluster has {there:g} cores, workers need {needed:g}: some wait until it grows"
+            )
     elif args.local_nodes > 1:
         from ray.cluster_utils import Cluster
 
@@ -67,7 +76,7 @@ def ray_for(plan: Plan) -> Iterator[None]:
             cluster.add_node(**node)
         ray.init(address=cluster.address, log_to_driver=True, logging_level="ERROR")
     else:
-        ray.init(num_cpus=int(cores), object_store_memory=OBJECT_STORE_BYTES, **here)
+        ray.init(num_cpus=cores, object_store_memory=OBJECT_STORE_BYTES, **here)
     try:
         yield
     finally:
@@ -98,6 +107,20 @@ def make_gradient_worker(
     )
 
 
+def make_places(plan: Plan) -> list[Any]:
+    """Return a placement group for each gradient worker and its collection workers.
+
+    Each is on one machine, if there is room. Without both kinds of workers there are none.
+    """
+    scheme = plan.scheme
+    if not (scheme.gradient_workers and scheme.collection_workers):
+        return []
+    from ray.util.placement_group import placement_group
+
+    bundles = [{"CPU": plan.args.cpus_per_worker}] * (1 + scheme.collection_workers)
+    return [placement_group(bundles, strategy="PACK") for _ in range(scheme.gradient_workers)]
+
+
 def make_update_worker(plan: Plan) -> UpdateWorker:
     """Make all workers of a run."""
     args, scheme = plan.args, plan.scheme
@@ -109,7 +132,7 @@ def make_update_worker(plan: Plan) -> UpdateWorker:
     make = partial(make_gradient_worker, plan, envs, resources)
     return UpdateWorker(
         plan.agent,
-        Crew("gradient", make, scheme.gradient_workers, resources),
+        Crew("gradient", make, scheme.gradient_workers, resources, make_places(plan)),
         asynchronous=scheme.gradients == "asynchronous",
         enough=scheme.enough,
         total_steps=args.total_timesteps,
@@ -167,7 +190,7 @@ class Recorder:
             **{name: mean([g.losses[name] for g in gradients]) for name in gradients[0].losses},
             "grad_norm": update.grad_norm,
             "learning_rate": update.learning_rate,
-            "rollout_queue_get_time": round(update.wait_time, 6),
+            "rollout_queue_get_time": mean([g.wait_time for g in gradients]),
             "params_queue_get_time": 0.0,
             "rollout_queue_put_time": 0.0,
             "rollout_time": mean([c.rollout_time for _, c in collected]),

@@ -1,7 +1,7 @@
 """Workers of one kind, and how they are asked for something: in this process, or each a Ray actor."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -28,6 +28,7 @@ class Crew:
         make: Callable[[int, int], Any],
         count: int,
         resources: dict[str, float] | None = None,
+        places: Sequence[Any] = (),
     ):
         """Make the workers.
 
@@ -36,12 +37,15 @@ class Crew:
           make: makes a worker from its index and from how many of that index have died.
           count: number of Ray actors; 0 for a worker in this process.
           resources: that Ray reserves for each of them, e.g. `{"num_cpus": 1}`.
+          places: Ray's placement group of each of them and of what it starts itself; none for where Ray
+            likes.
         """
         self.kind = kind
         self.size = max(count, 1)
         self.replaced: list[str] = []  # whoever died, in words; who reads it may clear it
         self._make = make
         self._resources = resources or {}
+        self._places = places
         self._lives = [0] * self.size
         self._asked: dict[int, tuple[Any, ...]] = {}  # method and arguments, by worker
         self._answers: dict[Any, int] = {}  # worker, by the reference to its answer
@@ -55,10 +59,16 @@ class Crew:
 
     def _start(self, index: int) -> Any:
         import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         # A second thread hears what a worker is told while it does what it was asked for.
         named = type(f"{self.kind.capitalize()}Worker", (_Host,), {})  # as `ps` shows it
-        host = ray.remote(named).options(max_concurrency=2, **self._resources)
+        options: dict[str, Any] = {"max_concurrency": 2, **self._resources}
+        if self._places:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._places[index], placement_group_capture_child_tasks=True
+            )
+        host = ray.remote(named).options(**options)
         return host.remote(self._make, index, self._lives[index])
 
     def ask(self, index: int, method: str, *arguments: Any) -> None:
@@ -67,12 +77,12 @@ class Crew:
         if self._local is None:
             self._answers[self._actors[index].call.remote(method, *arguments)] = index
 
-    def tell(self, index: int, method: str) -> None:
+    def tell(self, index: int, method: str, *arguments: Any) -> None:
         """Tell a worker something while it may be doing what it was asked for."""
         if self._local is not None:
-            getattr(self._local, method)()
+            getattr(self._local, method)(*arguments)
         else:
-            self._actors[index].call.remote(method)
+            self._actors[index].call.remote(method, *arguments)
 
     def share(self, value: Any) -> Any:
         """Return what to ask several workers with in place of a value, so that it is sent but once."""
@@ -86,19 +96,24 @@ class Crew:
         """Wait for the first answer; return whose it is, and the answer.
 
         Raises:
-          Exception: what the worker failed with. Its death is no failure.
+          Exception: what the worker failed with, or could not be made for. Its death is no failure.
         """
         if self._local is not None:
             method, *arguments = self._asked.pop(0)
             return 0, getattr(self._local, method)(*arguments)
         import ray
+        from ray import exceptions
 
+        # of the worker, of the machine that its answer was on, and for want of memory
+        deaths = (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.OutOfMemoryError)
         while True:
             (reference,), _ = ray.wait(list(self._answers))
             index = self._answers.pop(reference)
             try:
                 answer = ray.get(reference)
-            except ray.exceptions.RayActorError:
+            except deaths as error:
+                if getattr(error, "actor_init_failed", False):
+                    raise  # another would fail as well
                 self._replace(index)
                 continue
             del self._asked[index]
@@ -110,12 +125,12 @@ class Crew:
         self._actors[index] = self._start(index)
         self.ask(index, *self._asked[index])
 
-    def take_all(self, enough: float = 1.0, then: str | None = None) -> list[Any]:
+    def take_all(self, enough: float = 1.0, then: tuple[Any, ...] | None = None) -> list[Any]:
         """Wait for the answers of all that were asked; return them in the order of workers.
 
         Args:
           enough: share of answers at which the others are told something.
-          then: what they are told: a method without arguments.
+          then: what they are told: a method, and its arguments.
         """
         answers: dict[int, Any] = {}
         number = len(self._asked)
@@ -124,7 +139,7 @@ class Crew:
             answers[index] = answer
             if then is not None and len(answers) == math.ceil(enough * number):
                 for late in self._asked:
-                    self.tell(late, then)
+                    self.tell(late, *then)
         return [answers[index] for index in sorted(answers)]
 
     def end(self) -> None:
@@ -133,7 +148,10 @@ class Crew:
             self._local.end()
             return
         import ray
+        from ray.util.placement_group import remove_placement_group
 
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
+        for place in self._places:
+            remove_placement_group(place)

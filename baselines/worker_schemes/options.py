@@ -190,7 +190,9 @@ def choose_scheme(args: Args) -> Scheme:
     """Return the scheme that was named, with what was set apart from it."""
     said = {name: getattr(args, name) for name in Scheme._fields}
     chosen = {name: value for name, value in said.items() if value is not None}
-    return SCHEMES[args.scheme]._replace(**chosen)
+    scheme = SCHEMES[args.scheme]._replace(**chosen)
+    # only SAC has a replay buffer
+    return scheme if args.agent == "sac" else scheme._replace(priority_exponent=0.0)
 
 
 def describe_control(env_id: str, preprocessing: str) -> tuple[EnvSpec, sac.ActionBounds]:
@@ -305,6 +307,11 @@ def prepare(args: Args) -> Plan:
             raise ValueError(f"--enough {scheme.enough}: only synchronous workers are waited for")
         if args.ray_address is not None and args.local_nodes > 1:
             raise ValueError("--local-nodes: for a cluster on this machine, not with --ray-address")
+        if args.priority_exponent and args.agent != "sac":
+            raise ValueError(
+                f"--priority-exponent {args.priority_exponent}: of SAC's replay buffer; --agent {args.agent} "
+                "has none"
+            )
         batch = args.num_steps * args.num_envs
         if args.agent == "ppo" and args.num_minibatches > batch // 8:
             raise ValueError(

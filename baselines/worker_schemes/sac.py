@@ -47,9 +47,7 @@ class SACNetwork(nn.Module):
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(float(np.log(initial_alpha))))
 
-    def sample(
-        self, obs: torch.Tensor, noise: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the policy makes of normal noise.
 
         Args:
@@ -57,8 +55,8 @@ class SACNetwork(nn.Module):
           noise: [N, size].
 
         Returns:
-          Actions [N, size] as the critics take them, from -1 to 1, their log-probabilities [N] in the
-          environment's units, and the means [N, size].
+          Actions [N, size] as the critics take them, from -1 to 1, and their log-probabilities [N] in the
+          environment's units.
         """
         mean, log_std = self.policy(obs.flatten(1)).chunk(2, dim=-1)
         smallest, largest = LOG_STD
@@ -68,7 +66,7 @@ class SACNetwork(nn.Module):
         # of tanh, and of the scale: log(1 - tanh(x)^2) in a form that does not round to log(0)
         logprob = logprob - (2 * (np.log(2) - before - F.softplus(-2 * before))).sum(dim=-1)
         logprob = logprob - self.scale.log().sum()
-        return torch.tanh(before), logprob, torch.tanh(mean)
+        return torch.tanh(before), logprob
 
     def values(
         self, critics: nn.ModuleList, obs: torch.Tensor, actions: torch.Tensor
@@ -257,13 +255,13 @@ def sac_loss(
     alpha = network.log_alpha.exp().detach()
     actions = (batch.actions - network.middle) / network.scale
     with torch.no_grad():
-        next_actions, next_logprob, _ = network.sample(batch.next_obs, batch.noise[1])
+        next_actions, next_logprob = network.sample(batch.next_obs, batch.noise[1])
         next_values = network.values(network.targets, batch.next_obs, next_actions).amin(dim=0)
         soft_value = next_values - alpha * next_logprob
         targets = batch.rewards + gamma * (~batch.terminated).float() * soft_value
     errors = network.values(network.critics, batch.obs, actions) - targets
     value_loss = (batch.weights * errors.square()).mean(dim=-1).sum()
-    drawn, logprob, _ = network.sample(batch.obs, batch.noise[0])
+    drawn, logprob = network.sample(batch.obs, batch.noise[0])
     network.critics.requires_grad_(False)  # from here on; the graph of their own loss is made
     policy_loss = (
         alpha * logprob - network.values(network.critics, batch.obs, drawn).amin(dim=0)

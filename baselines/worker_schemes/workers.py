@@ -4,7 +4,6 @@ An update worker has gradient workers, and each of those has collection workers.
 of its workers, or goes on with the first, is the link between them: synchronous or asynchronous.
 """
 
-import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -84,19 +83,18 @@ class CollectionWorker:
         self._envs = make_envs(options.env_id, seeds, 1, options.preprocessing)
         self._network = agent.make_network()
         self._statistics = EpisodeStatistics(options.num_envs)
-        self._preempted = threading.Event()
+        self._preempted_at = 0  # version of the rollout that is to end early
         self._obs: np.ndarray | None = None
         self._resets = np.zeros(options.num_envs, bool)
         self._steps = 0
 
-    def preempt(self) -> None:
-        """End the rollout that is being collected, once enough of it is there."""
-        self._preempted.set()
+    def preempt(self, version: int) -> None:
+        """End the rollout of a version once enough of it is there; it may not have begun yet."""
+        self._preempted_at = version
 
     @torch.inference_mode()
     def collect(self, parameters: Parameters, version: int) -> Collected:
         """Collect a rollout."""
-        self._preempted.clear()
         begin = time.perf_counter()
         load_parameters(self._network, parameters)
         if self._obs is None:
@@ -105,7 +103,7 @@ class CollectionWorker:
         inference_time = env_time = 0.0
         length = self._options.num_steps
         for t in range(length):
-            if t >= SMALLEST_SHARE * length and self._preempted.is_set():
+            if t >= SMALLEST_SHARE * length and self._preempted_at == version:
                 break
             before = time.perf_counter()
             decision = self._agent.act(self._network, self._obs, self._rng, self._steps)
@@ -183,10 +181,10 @@ class GradientWorker:
         self._collecting = False
         self._wait_time = 0.0
 
-    def preempt(self) -> None:
-        """Tell the collection workers to end their rollouts."""
+    def preempt(self, version: int) -> None:
+        """Tell the collection workers to end their rollouts of a version."""
         for index in range(self._collectors.size):
-            self._collectors.tell(index, "preempt")
+            self._collectors.tell(index, "preempt", version)
 
     def collect(self, parameters: Parameters, version: int) -> None:
         """Collect what the next batch needs, with given parameters."""
@@ -199,7 +197,7 @@ class GradientWorker:
             else:
                 for index in range(self._collectors.size):
                     self._collectors.ask(index, "collect", shared, version)
-                collected = self._collectors.take_all(self._enough, "preempt")
+                collected = self._collectors.take_all(self._enough, ("preempt", version))
             self._storage.put([c.rollout for c in collected])
             self._collected += collected
             self._batch = self._storage.next()
@@ -260,7 +258,6 @@ class Update(NamedTuple):
     gradients: list[Gradient]  # whose mean was applied
     grad_norm: float  # of that mean, before clipping
     learning_rate: float
-    wait_time: float  # seconds, for the gradients
     replaced: list[str]  # workers, in words
 
 
@@ -308,7 +305,6 @@ class UpdateWorker:
 
     def step(self) -> Update:
         """Make one update."""
-        before = time.perf_counter()
         workers = range(self._workers.size)
         if self._asynchronous:
             if not self._asked:
@@ -323,11 +319,10 @@ class UpdateWorker:
             if self._exhausted and self._enough < 1:
                 for index in workers:
                     self._workers.ask(index, "collect", shared, self.version)
-                self._workers.take_all(self._enough, "preempt")
+                self._workers.take_all(self._enough, ("preempt", self.version))
             for index in workers:
                 self._ask(index, shared)
             gradients = self._workers.take_all()
-        wait_time = time.perf_counter() - before
         norm, rate = self._apply(gradients)
         self.version += 1
         self.steps += sum(c.steps for gradient in gradients for c in gradient.collected)
@@ -337,7 +332,7 @@ class UpdateWorker:
         replaced = [words for gradient in gradients for words in gradient.replaced]
         replaced += self._workers.replaced
         self._workers.replaced = []
-        return Update(self.version, self.steps, gradients, norm, rate, wait_time, replaced)
+        return Update(self.version, self.steps, gradients, norm, rate, replaced)
 
     def _apply(self, gradients: list[Gradient]) -> tuple[float, float]:
         learned = [p for p in self.network.parameters() if p.requires_grad]

@@ -214,6 +214,18 @@ def test_a_run_is_recorded_and_the_same_again_on_other_hardware_settings(tmp_pat
     assert max(u["approx_kl"] for u in record.lines("updates")) < 0.02
 
 
+def test_atari_is_learned_from(tmp_path):
+    run(
+        tmp_path, "--env-id", "Breakout-v5", "--num-envs", 4, "--num-steps", 8, "--total-timesteps", 96,
+        "--update-epochs", 1, "--num-minibatches", 2, "--network", "nature",
+    )  # fmt: skip
+    (folder,) = tmp_path.glob("default/*__Breakout-v5__*")
+    record = read_run(folder)
+    assert record.completed
+    assert record.info["hyperparameters"]["network"] == "nature"
+    assert len({u["fingerprint"] for u in record.lines("updates")}) == 3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

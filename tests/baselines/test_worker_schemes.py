@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import os
 import re
 import signal
@@ -23,10 +24,15 @@ from torch import distributions
 from baselines.torch_losses import clipped_surrogate
 from baselines.torch_networks import make_network
 from baselines.worker_schemes import agents, options, sac
-from baselines.worker_schemes.__main__ import make_update_worker
+from baselines.worker_schemes.__main__ import make_places, make_update_worker, ray_for
 from baselines.worker_schemes.agents import Rollout
 from baselines.worker_schemes.crew import Crew
-from baselines.worker_schemes.workers import load_parameters, parameters_of
+from baselines.worker_schemes.workers import (
+    CollectionWorker,
+    EnvOptions,
+    load_parameters,
+    parameters_of,
+)
 from cleanba.command_line import BadInput
 from cleanba.record import read_run
 from experiments.systems import WORKER_SCHEMES
@@ -148,7 +154,7 @@ def control():
 
 def test_sac_s_log_probabilities_are_those_of_a_squashed_gaussian(control):
     obs, noise = torch.randn(7, 5), torch.randn(7, 2)
-    actions, logprob, _ = control.sample(obs, noise)
+    actions, logprob = control.sample(obs, noise)
     mean, log_std = control.policy(obs).chunk(2, dim=-1)
     std = torch.exp(-5 + 3.5 * (torch.tanh(log_std) + 1))
     squash = [
@@ -192,7 +198,7 @@ def test_each_of_sac_s_losses_moves_its_own_parameters_alone(control):
 def test_sac_s_targets_have_a_value_after_a_cut_and_none_after_an_end(control):
     batch = transitions(control)
     with torch.no_grad():
-        action, logprob, _ = control.sample(batch.next_obs, batch.noise[1])
+        action, logprob = control.sample(batch.next_obs, batch.noise[1])
         inputs = torch.cat([batch.next_obs, action], -1)
         lower = torch.minimum(*(target(inputs)[:, 0] for target in control.targets))
         goal = batch.rewards + 0.9 * torch.where(batch.terminated, 0, lower - 0.3 * logprob)
@@ -294,11 +300,15 @@ def test_weights_count_in_the_critics_loss_alone_and_errors_are_theirs(control):
     assert only["value_loss"].item() >= 2 * plain["errors"][3].item() ** 2 - 1e-5
 
 
-def test_ape_x_has_priorities_and_other_schemes_none():
-    assert options.choose_scheme(options.Args(scheme="ape-x")).priority_exponent == 0.6
-    assert options.choose_scheme(options.Args(scheme="impala")).priority_exponent == 0
-    chosen = options.Args(scheme="ape-x", priority_exponent=0.0)
-    assert options.choose_scheme(chosen).priority_exponent == 0
+def test_ape_x_has_priorities_and_other_schemes_and_agents_none():
+    def exponent(**said):
+        return options.choose_scheme(options.Args(**({"agent": "sac"} | said))).priority_exponent
+
+    assert exponent(scheme="ape-x") == 0.6
+    assert exponent(scheme="impala") == 0
+    assert exponent(scheme="impala", priority_exponent=0.3) == 0.3
+    assert exponent(scheme="ape-x", priority_exponent=0.0) == 0
+    assert exponent(scheme="ape-x", agent="impala") == 0
 
 
 def test_parameters_travel_whole(control):
@@ -378,6 +388,17 @@ def test_sac_updates_policy_critics_and_temperature(updater):
         if (old != new).any()
     }
     assert changed == {"policy", "critics", "targets", "log_alpha"}
+
+
+@pytest.mark.parametrize("agent", ["ppo", "impala"])
+def test_atari_is_learned_from(updater, agent):
+    worker = updater(agent=agent, env_id="Breakout-v5", num_envs=2, num_steps=8)
+    before = [array.copy() for array in parameters_of(worker.network)]
+    for _ in range(2):
+        (gradient,) = worker.step().gradients
+        assert np.isfinite(gradient.losses["loss"])
+    for old, new in zip(before, parameters_of(worker.network), strict=True):
+        assert (old != new).any()
 
 
 def test_nothing_lags_where_nothing_goes_on_beside_it(updater):
@@ -491,6 +512,33 @@ def test_a_worker_s_error_is_no_death(on_ray):
     crew.end()
 
 
+def refuse_to_start(index, life):
+    raise ImportError("planted: no module named gym")
+
+
+def test_a_worker_that_cannot_be_made_is_not_made_again_and_again(on_ray):
+    crew = Crew("test", refuse_to_start, 1, {"num_cpus": 0})
+    crew.ask(0, "pid")
+    with pytest.raises(on_ray.exceptions.RayActorError, match="planted: no module named gym"):
+        crew.take()
+    assert crew.replaced == []
+    crew.end()
+
+
+def test_a_rollout_that_is_preempted_before_it_begins_is_short(tmp_path):
+    plan = options.prepare(options.Args(**(SMALL | {"runs_dir": str(tmp_path)})))
+    envs = EnvOptions("CartPole-v1", 1, 4, 16, "machado", 1)
+    worker = CollectionWorker(plan.agent, envs, 0, 0)
+    parameters = parameters_of(plan.agent.make_network())
+    lengths = []
+    for version in (1, 2, 3):
+        if version == 2:
+            worker.preempt(2)
+        lengths.append(len(worker.collect(parameters, version).rollout.rewards))
+    worker.end()
+    assert lengths == [16, 4, 16]
+
+
 def test_the_others_are_told_once_enough_have_answered(on_ray):
     crew = Crew("test", Sleeper, 3, {"num_cpus": 0})
     for index in range(3):
@@ -499,7 +547,7 @@ def test_the_others_are_told_once_enough_have_answered(on_ray):
     for index, seconds in enumerate((0.0, 0.2, 60.0)):
         crew.ask(index, "answer", seconds)
     begin = time.monotonic()
-    assert crew.take_all(enough=0.6, then="tell") == [(0, 0), (1, 0), (2, 0)]
+    assert crew.take_all(enough=0.6, then=("tell",)) == [(0, 0), (1, 0), (2, 0)]
     assert time.monotonic() - begin < 30
     crew.end()
 
@@ -589,10 +637,75 @@ def test_the_record_is_described_and_a_preempted_rollout_is_shorter(tmp_path):
             assert set(row) <= described, set(row) - described
     assert set(record.info["hardware"]) <= described
     assert record.path.name == "schemes_ppo-ddppo__g2-c0__CartPole-v1__s1"
+    # gradient workers wait for rollouts and compute in turn, so no second counts twice
+    for update in record.lines("updates"):
+        busy = update["rollout_queue_get_time"] + update["training_time"]
+        assert busy <= update["update_seconds"] + 1e-3
     steps = [r["steps"] for r in record.lines("rollouts")]
     assert max(steps) == 512 * 4
     assert 512 <= min(steps) < 512 * 4  # a quarter of a rollout at least
     assert record.lines("updates")[-1]["fingerprint"]
+
+
+def test_sac_learns_from_several_collection_workers_with_priorities(tmp_path):
+    process = start(
+        tmp_path, "--agent", "sac", "--scheme", "ape-x", "--env-id", "Pendulum-v1", "--start-steps", 512,
+        "--num-updates", 8, "--total-timesteps", 4096, num_steps=64,
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    record = record_in(tmp_path)
+    assert record.info["hyperparameters"]["priority_exponent"] == 0.6
+    assert {r["actor"] for r in record.lines("rollouts")} == {0, 1}
+    updates = record.lines("updates")
+    assert updates[-1]["step"] >= 4096
+    assert updates[-1]["value_loss"] != updates[0]["value_loss"]
+
+
+class Placed:
+    """A worker that says which Ray node it is on, and its own workers are."""
+
+    def __init__(self, index, life):
+        self.workers = Crew("inner", NodeName, 2, {"num_cpus": 1})
+
+    def nodes(self):
+        for index in range(2):
+            self.workers.ask(index, "node")
+        return NodeName().node(), self.workers.take_all()
+
+
+class NodeName:
+    def __init__(self, *_):
+        pass
+
+    def node(self):
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+
+def place_on_nodes(folder):
+    plan = options.prepare(
+        options.Args(**(SMALL | {"runs_dir": folder, "scheme": "rapid", "local_nodes": 2}))
+    )
+    with ray_for(plan):
+        crew = Crew("outer", Placed, 2, {"num_cpus": 1}, make_places(plan))
+        for index in range(2):
+            crew.ask(index, "nodes")
+        print(json.dumps(crew.take_all()))
+
+
+def test_each_node_has_a_gradient_worker_and_its_collection_workers(tmp_path):
+    # in a process of its own: this one may be connected to another Ray
+    code = f"from tests.baselines.test_worker_schemes import *; place_on_nodes({str(tmp_path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (one, ones), (two, twos) = json.loads(done.stdout.splitlines()[-1])
+    assert one != two
+    assert ones == [one, one]
+    assert twos == [two, two]
 
 
 def test_an_interrupted_run_leaves_a_readable_record_and_no_process(tmp_path):
@@ -626,6 +739,7 @@ def test_a_failing_worker_ends_the_run(tmp_path):
         ({"num_minibatches": 9}, "--num-minibatches 9: too many for the 64 steps"),
         ({"total_timesteps": 10}, "--total-timesteps 10: a rollout holds 64 steps"),
         ({"ray_address": "auto", "local_nodes": 2}, "--local-nodes: for a cluster on this"),
+        ({"priority_exponent": 0.5}, "--priority-exponent 0.5: of SAC's replay buffer"),
         ({"collection_workers": -1}, "--collection-workers -1: must be 0 or more"),
         ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
     ],

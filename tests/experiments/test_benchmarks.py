@@ -12,6 +12,7 @@ from experiments import (
     benchmark_baselines,
     benchmark_exactness,
     benchmark_hts,
+    benchmark_report,
     benchmark_systems,
 )
 
@@ -79,6 +80,22 @@ def test_the_parts_of_a_baseline_are_measured(capsys):
     benchmark_baselines.main(args)
     parts = json.loads(capsys.readouterr().out)
     assert min(parts.values()) > 0
+
+
+def test_a_report_of_made_up_records_is_timed(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    small = {"games": 2, "systems": 2, "seeds": 3, "updates": 20, "rollouts": 40, "episodes": 150}
+    benchmark_report.main(benchmark_report.Args(**small, json=str(path)))
+    measured = json.loads(path.read_text())
+    assert measured["records"] == 12
+    assert measured["seconds"] > 0
+    assert "2 games x 2 systems x 3 seeds: 12 records" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [{"games": 58}, {"systems": 0}, {"seeds": 0}, {"episodes": 0}])
+def test_a_report_of_an_impossible_size_is_refused(wrong):
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        benchmark_report.main(benchmark_report.Args(**wrong))
 
 
 def test_reading_and_curves_are_timed(capsys, monkeypatch):

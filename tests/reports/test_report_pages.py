@@ -112,10 +112,9 @@ def test_a_part_without_data_has_no_heading(place):
     assert "## Speed" in markdown
 
 
-def monobeast_run(folder, setting, seed, changes, num_actors, learner_threads=1):
+def monobeast_run(folder, setting, seed, changes, num_actors, **more):
     """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
-    hyperparameters = {"num_actors": num_actors, "batch_size": 2}
-    hyperparameters |= {"num_learner_threads": learner_threads}
+    hyperparameters = {"num_actors": num_actors, "batch_size": 2, "num_learner_threads": 1, **more}
     header = {"system": "monobeast", "setting": setting, "env_id": "Catch-v0", "seed": seed}
     with RunWriter(folder, header | {"hyperparameters": hyperparameters, "hardware": {}}) as writer:
         for update in range(1, 101):
@@ -182,12 +181,33 @@ def test_the_time_of_actors_that_an_update_takes_some_of_adds_up(place):
 
 def test_the_time_of_two_learner_threads_is_shared_out_among_them(place):
     folder = place / "runs/lag/monobeast__control__Catch-v0__s1"
-    monobeast_run(folder, "control", 1, 4, 8, learner_threads=2)
+    monobeast_run(folder, "control", 1, 4, 8, num_learner_threads=2)
     row = summaries.time_table(summaries.completed(read_records([folder]))).iloc[0]
     # of the 0.2 s that two threads have in 0.1 s, 0.06 s train and 0.03 s wait
     assert row["training"] == pytest.approx(0.3)
     assert row["learner_waiting"] == pytest.approx(0.15)
     assert row["learner_other"] == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "collection", "acting", "training"),
+    [
+        # an update of 0.1 s takes 0.3 s of one of four collection workers, and 0.06 s of one of two
+        # gradient workers
+        ("asynchronous", "asynchronous", (0.5, 0.25), 0.3),
+        # both gradient workers compute at once, each from a rollout of one of its two collection workers
+        ("synchronous", "asynchronous", (2 / 3, 1 / 3), 0.6),
+    ],
+)
+def test_the_time_of_worker_schemes_is_shared_out_among_workers(
+    place, gradients, collection, acting, training
+):
+    folder = place / "runs/schemes/one__control__Catch-v0__s1"
+    links = {"gradients": gradients, "collection": collection}
+    monobeast_run(folder, "control", 1, 4, 8, gradient_workers=2, collection_workers=2, **links)
+    row = summaries.time_table(summaries.completed(read_records([folder]))).iloc[0]
+    assert (row["environment"], row["inference"]) == pytest.approx(acting)  # never more than all
+    assert row["training"] == pytest.approx(training)
 
 
 def test_the_html_page_needs_nothing_but_itself(quickstart):
