@@ -1,4 +1,4 @@
-"""Speed of PPO, IMPALA and A2C under most systems, side by side: the same game, network, environments and cores, in one run.
+"""Speed of most systems side by side: the same game, network, environments and cores, in one run.
 
     python -m experiments.benchmark_systems --json runs/benchmark_systems.json
 
