@@ -125,6 +125,8 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
             if not same:
                 return Status(State.CHANGED, "completed earlier, with another command")
             return Status(State.COMPLETED, seconds=_seconds(info))
+        case "failed" if not same:
+            return Status(State.CHANGED, "failed earlier, with another command")
         case "failed":
             return Status(State.FAILED, str(info.get("error") or "no error was recorded"))
         case "running" if locked:

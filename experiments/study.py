@@ -41,6 +41,13 @@ A setting may differ by system, where the same machine is used in another way:
     [settings.workstation.systems.monobeast]
     num_actor_threads = 80
 
+Where the question is after how many steps runs reach some return, reports say so:
+
+    target_episodes = 100  # whose mean return has to reach it; this many by default
+
+    [targets]
+    CartPole-v1 = 400
+
 `env_ids = ["atari57"]` stands for the 57 games of the papers, `atari12` for those of Cleanba's figure 5.
 """
 
@@ -49,7 +56,7 @@ import itertools
 import tomllib
 import types
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +65,7 @@ from experiments.games import ENV_SETS
 
 STUDIES = Path(__file__).parent / "studies"
 DEFAULT_PRESET = "cpu"
+TARGET_EPISODES = 100
 SETTING_FIELDS = {
     "num_actor_threads": int,
     "actor_device_ids": list,
@@ -114,6 +122,7 @@ class Study(NamedTuple):
       runs: to be made.
       preset: which of the study's sizes this is.
       minutes: that two CPU cores take, as the file says; None where it does not.
+      targets: mean return of `target_episodes` episodes that runs are to reach, by environment.
     """
 
     name: str
@@ -122,6 +131,8 @@ class Study(NamedTuple):
     runs: tuple[PlannedRun, ...]
     preset: str = DEFAULT_PRESET
     minutes: int | None = None
+    targets: Mapping[str, float] = types.MappingProxyType({})
+    target_episodes: int = TARGET_EPISODES
 
 
 def study_names() -> list[str]:
@@ -173,7 +184,9 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         what: dict if what == "presets" else list,
     }
     size = {"minutes": int}
-    _check_fields(path, "the study", data, fields, size if what == "runs" else {})
+    targets = {"targets": dict, "target_episodes": int}
+    optional = targets | (size if what == "runs" else {})
+    _check_fields(path, "the study", data, fields, optional)
     sizes = data["presets"] if what == "presets" else {DEFAULT_PRESET: data}
     copy = path.stem == "study"
     folder = path.resolve().parent.name
@@ -210,8 +223,27 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         raise StudyError(f"{path.name}: plans the run {twice[0]} more than once")
     if not runs:
         raise StudyError(f"{path.name}: plans no run")
-    title, question = data["title"].strip(), " ".join(data["question"].split())
-    return Study(name, title, question, runs, preset, sizes[preset].get("minutes"))
+    _check_targets(path, data, {run.env_id for run in runs})
+    return Study(
+        name,
+        data["title"].strip(),
+        " ".join(data["question"].split()),
+        runs,
+        preset,
+        sizes[preset].get("minutes"),
+        data.get("targets", {}),
+        data.get("target_episodes", TARGET_EPISODES),
+    )
+
+
+def _check_targets(path: Path, data: Mapping[str, Any], env_ids: Collection[str]) -> None:
+    if data.get("target_episodes", TARGET_EPISODES) < 1:
+        raise StudyError(f"{path.name}: target_episodes must be 1 or more")
+    for env_id, target in data.get("targets", {}).items():
+        if env_id not in env_ids:
+            raise StudyError(f"{path.name}: there is a target for {env_id!r}, which has no run")
+        if not isinstance(target, int | float) or isinstance(target, bool):
+            raise StudyError(f"{path.name}: the target for {env_id!r} must be a number")
 
 
 def _settings(path: Path, name: str, fields: Any) -> dict[str, Setting]:

@@ -84,7 +84,11 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
     if not len(done.runs):
         raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed")
     study = _planned_study(runs)
-    found = content.results(done)
+    found = (
+        content.results(done, study.targets, study.target_episodes)
+        if study
+        else content.results(done)
+    )
     source = f"source: run records of study {name}"
     figures = content.figure_texts(found, source)
     look = style.look_of(done.runs["system"], done.runs["setting"])
@@ -179,9 +183,11 @@ def page_content(
         "aggregates": content.aggregate_grid(found.aggregates),
         "aggregates_note": content.aggregates_note(found.comparable),
         "scores": content.score_grid(found.scores),
+        "targets": content.target_grid(found.targets),
+        "target_episodes": study.target_episodes if study else EPISODES,
         "speed": content.speed_grid(found.speeds),
         "time": content.time_grid(found.times),
-        "lag": content.lag_grid(found.lags),
+        "lag": content.lag_grid(found.lags, found.asynchrony),
         "changes": content.change_grid(found.predicted),
         "quality": content.quality_grid(problems),
         "runs": content.run_grid(tables, out),

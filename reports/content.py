@@ -58,12 +58,14 @@ class Results(NamedTuple):
     steps: pd.DataFrame  # learning curves against steps
     time: pd.DataFrame  # and against wall time
     scores: pd.DataFrame
+    targets: pd.DataFrame  # when runs reached what the study asks for; none where it does not ask
     aggregates: pd.DataFrame  # normalised scores over all environments; none of a single one
     comparable: summaries.Comparable  # what they are taken of
     efficiency: dict[tuple[str, str], pd.DataFrame]  # their curves, by metric and axis
     speeds: pd.DataFrame
     times: pd.DataFrame
     lags: pd.DataFrame
+    asynchrony: pd.DataFrame  # of gradients, in systems that apply them late
     changes: pd.DataFrame  # policy changes inside rollouts, of systems that have any
     predicted: pd.DataFrame  # and what was predicted of them
     value_losses: pd.DataFrame  # of the same systems
@@ -72,8 +74,16 @@ class Results(NamedTuple):
     systems: list[dict]  # `analysis.reproducibility.system_verdicts`
 
 
-def results(done: Tables) -> Results:
-    """Compute everything that a report shows from the tables of completed runs."""
+def results(
+    done: Tables, targets: Mapping[str, float] | None = None, target_episodes: int = EPISODES
+) -> Results:
+    """Compute everything that a report shows.
+
+    Args:
+      done: tables of completed runs.
+      targets: mean return of `target_episodes` episodes that the study asks for, by environment.
+      target_episodes: number of them.
+    """
     pairs = summaries.fingerprints(done)
     changing = summaries.changing(done)
     comparable = summaries.comparable(done)
@@ -84,9 +94,11 @@ def results(done: Tables) -> Results:
         steps=summaries.learning_curves(done, "step"),
         time=summaries.learning_curves(done, "time"),
         scores=summaries.score_table(done),
+        targets=summaries.target_table(done, targets or {}, target_episodes),
         speeds=summaries.speed_table(done),
         times=summaries.time_table(done),
         lags=summaries.lag_table(done),
+        asynchrony=summaries.asynchrony_table(done),
         changes=summaries.lag_table(changing, "changes"),
         predicted=summaries.change_predictions(changing),
         value_losses=summaries.value_losses(changing),
@@ -112,7 +124,7 @@ def number(value: float, decimals: int | None = None) -> str:
 
 def numeric_cell(value: float, decimals: int | None = None) -> Cell:
     """Return a cell that is sorted by its number."""
-    return Cell(number(value, decimals), float(value) if math.isfinite(value) else "")
+    return Cell(number(value, decimals), _sortable(float(value)))
 
 
 def percent_cell(value: float) -> Cell:
@@ -317,6 +329,36 @@ def score_grid(scores: pd.DataFrame) -> Grid:
     return Grid((*NAMES, *columns), frozenset(columns[:3]), rows)
 
 
+def target_grid(targets: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with when its runs reached the target."""
+    rows = []
+    for row in in_order(targets).itertuples():
+        missed = row.reached < row.runs
+        reached = Cell(
+            f"{row.reached} of {row.runs}", row.reached / row.runs, "bad" if missed else ""
+        )
+        seconds = Cell(range_text(row.seconds), _sortable(min(row.seconds)))
+        each = Cell(", ".join(number(step, 0) for step in row.steps), _sortable(min(row.steps)))
+        rows.append((*names(row), numeric_cell(row.target), reached, each, seconds))
+    columns = ("target", "seeds that reached it", "steps, each seed", "seconds")
+    return Grid((*NAMES, *columns), frozenset(columns[:2]), rows)
+
+
+def _sortable(value: float) -> float | str:
+    return value if math.isfinite(value) else ""
+
+
+def range_text(values: Sequence[float]) -> str:
+    """Write the smallest and the largest of some numbers, such as `12 to 34`, without infinite ones."""
+    finite = [value for value in values if math.isfinite(value)]
+    texts = (
+        list(dict.fromkeys(number(value, 0) for value in (min(finite), max(finite))))
+        if finite
+        else []
+    )
+    return " to ".join(texts) or NOTHING
+
+
 def aggregate_grid(aggregates_: pd.DataFrame) -> Grid:
     """Return one row per system and setting with its normalised scores over all environments."""
     rows = []
@@ -383,13 +425,18 @@ def time_grid(times: pd.DataFrame) -> Grid:
     return Grid((*NAMES, *columns, "waited more"), frozenset(columns), rows)
 
 
-def lag_grid(lags: pd.DataFrame) -> Grid:
-    """Return one row per system, setting and environment with its policy lag."""
-    rows = [
-        (*names(row), numeric_cell(row.mean), numeric_cell(row.max), Cell(str(row.runs), row.runs))
-        for row in in_order(summaries.lag_summary(lags)).itertuples()
-    ]
-    columns = ("mean lag", "largest lag", "seeds")
+def lag_grid(lags: pd.DataFrame, asynchrony: pd.DataFrame) -> Grid:
+    """Return one row per system, setting and environment with its policy lag and gradient asynchrony."""
+    late = {tuple(getattr(row, name) for name in GROUP): row for row in asynchrony.itertuples()}
+    rows = []
+    for row in in_order(summaries.lag_summary(lags)).itertuples():
+        cells = [*names(row), numeric_cell(row.mean), numeric_cell(row.max)]
+        if late:
+            one = late.get(tuple(getattr(row, name) for name in GROUP))
+            cells += [numeric_cell(getattr(one, what, math.nan)) for what in ("mean", "max")]
+        rows.append((*cells, Cell(str(row.runs), row.runs)))
+    gradients = ("mean gradient asynchrony", "largest") if late else ()
+    columns = ("mean lag", "largest lag", *gradients, "seeds")
     return Grid((*NAMES, *columns), frozenset(columns), rows)
 
 
@@ -599,6 +646,9 @@ def summary_sentences(
         )
     missing = f" {planned} are planned." if planned and planned != total else ""
     sentences.append(f"{done} of {total} runs are completed.{missing}")
+    if len(found.targets):
+        reached, asked = found.targets["reached"].sum(), found.targets["runs"].sum()
+        sentences.append(f"{reached} of {asked} runs reached the return that the study asks for.")
     fewest, most = found.scores["runs"].min(), found.scores["runs"].max()
     if len(found.scores) and most == 1:
         sentences.append(

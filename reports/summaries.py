@@ -12,9 +12,9 @@ import pandas as pd
 from analysis import aggregates, bootstrap, quality, reproducibility
 from analysis.curves import aggregate_curve_table, curve_table, update_curve_table
 from analysis.importers.records import SKIPPED_UPDATES
-from analysis.lag import PAPER_CHANGES, lag_distribution, predictions
+from analysis.lag import PAPER_CHANGES, gradient_asynchrony, lag_distribution, predictions
 from analysis.references import ATARI, game_name
-from analysis.scores import final_scores
+from analysis.scores import final_scores, hts_metrics
 from analysis.summary import aggregate, aggregate_frame
 from analysis.tables import Tables
 from plots import style
@@ -150,6 +150,30 @@ def score_table(tables: Tables) -> pd.DataFrame:
         interval = bootstrap.interval(_mean_of(each), [len(each)])
         rows.append((*key, *interval, len(each), tuple(each)))
     return pd.DataFrame(rows, columns=[*GROUP, "value", "low", "high", "runs", "each"])
+
+
+def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) -> pd.DataFrame:
+    """Return when the runs of each system, setting and environment reached the return that was asked for.
+
+    Args:
+      tables: completed runs.
+      targets: mean return of so many episodes, by environment.
+      episodes: number of them.
+
+    Returns:
+      system, setting, env_id, target, runs, reached (runs that did), steps, seconds (of the runs,
+      infinite where a run did not).
+    """
+    rows = []
+    for env_id, target in targets.items():
+        runs = tables.runs["run"][tables.runs["env_id"] == env_id]
+        found = hts_metrics(of_runs(tables, runs), [target], window=episodes)
+        for key, group in found.groupby(GROUP, observed=True, sort=True):
+            steps = group[f"required_step_{target:g}"].to_numpy(float)
+            seconds = group[f"required_time_{target:g}"].to_numpy(float)
+            reached = int(np.isfinite(steps).sum())
+            rows.append((*key, target, len(group), reached, tuple(steps), tuple(seconds)))
+    return pd.DataFrame(rows, columns=[*GROUP, "target", "runs", "reached", "steps", "seconds"])
 
 
 def aggregate_table(tables: Tables | None) -> pd.DataFrame:
@@ -453,6 +477,16 @@ def lag_summary(lags: pd.DataFrame) -> pd.DataFrame:
         for key, one in lags.groupby(GROUP, observed=True, sort=True)
     ]
     return pd.DataFrame(rows, columns=[*GROUP, "mean", "max", "runs"])
+
+
+def asynchrony_table(tables: Tables) -> pd.DataFrame:
+    """Return the gradient asynchrony of the systems that record it: system, setting, env_id, mean, max."""
+    rows = []
+    for key, updates in tables.updates.groupby(GROUP, observed=True, sort=True):
+        late = gradient_asynchrony(updates)
+        if len(late):
+            rows.append((*key, late.mean(), late.max()))
+    return pd.DataFrame(rows, columns=[*GROUP, "mean", "max"])
 
 
 def fingerprints(tables: Tables) -> pd.DataFrame:

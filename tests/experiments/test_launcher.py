@@ -207,6 +207,16 @@ def test_a_completed_run_of_another_command_is_neither_counted_nor_deleted(study
     assert (study.folder / NAMES[0] / "run.json").read_bytes() == before
 
 
+def test_a_failed_run_of_another_command_is_not_deleted(study, capsys):
+    assert study(behaviour="fail") == 1
+    before = {path: path.read_bytes() for path in study.folder.glob("*/*.json*")}
+    longer = STUDY.replace("2048", "4096")
+    capsys.readouterr()
+    assert study("--retry", text=longer) == 1
+    assert "failed earlier, with another command" in " ".join(capsys.readouterr().out.split())
+    assert {path: path.read_bytes() for path in study.folder.glob("*/*.json*")} == before
+
+
 def test_what_was_interrupted_by_hand_is_not_deleted(study, capsys):
     assert study(behaviour="killed") == 1
     log = study.folder / "logs" / f"{NAMES[0]}.log"

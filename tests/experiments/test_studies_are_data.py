@@ -3,6 +3,7 @@ import tomllib
 import pytest
 
 from baselines import cleanrl_ppo, hts_rl
+from cleanba import cleanba_impala, cleanba_ppo, placement
 from cleanba.command_line import parse
 from experiments import pool, systems
 from experiments.study import StudyError, find_study, load_study, study_names
@@ -158,6 +159,9 @@ def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
         ("cores = 2", "cores = 2\nprocesses = 0", "one process"),
         ("cores = 2", "cores = 2\nprocesses = 3\nnodes = 2", "as many on each of 2 nodes"),
         ("cores = 2", "cores = 2\ncolour = 1", "unknown field 'colour'"),
+        ("[runs.hyper", "[targets]\nCartPole-v2 = 4\n[runs.hyper", "a target for 'CartPole-v2'"),
+        ("[runs.hyper", "[targets]\nCartPole-v1 = '4'\n[runs.hyper", "must be a number"),
+        ('question = "', 'target_episodes = 0\nquestion = "', "target_episodes must be 1 or more"),
         ("cores = 2", "cores = 2\nflags = 1", "flags must be a table"),
         ("title", "titel", "lacks 'title'"),
         (
@@ -190,6 +194,36 @@ def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
         systems.check_systems(study.runs)
         assert study.runs
         assert study.minutes is not None or preset != "cpu", "how long do two cores take?"
+
+
+class Checked(Exception):
+    """A trainer has found nothing wrong with a run, and would now start jax."""
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_cleanba_run_of_every_preset_is_one_that_its_trainer_takes(
+    name, tmp_path, monkeypatch
+):
+    def stop(*_):
+        raise Checked
+
+    monkeypatch.setattr(placement, "start_jax", stop)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    programs = {"cleanba_ppo": cleanba_ppo, "cleanba_impala": cleanba_impala}
+    path = find_study(name)
+    for preset in tomllib.loads(path.read_text()).get("presets", {"cpu": {}}):
+        runs = {  # games and seeds make no difference
+            (run.system, run.setting.name, str(run.hyperparameters)): run
+            for run in load_study(path, preset).runs
+        }
+        for run in runs.values():
+            if run.system.removesuffix("-sync") not in programs:
+                continue
+            program = programs[run.system.removesuffix("-sync")]
+            monkeypatch.setenv("SLURM_NTASKS", str(run.setting.processes))
+            args = parse(program.Args, systems.command(run, tmp_path)[2:], "")
+            with pytest.raises(Checked):
+                program.main(args)
 
 
 def test_presets_are_sizes_of_one_study_kept_in_folders_of_their_own(tmp_path):

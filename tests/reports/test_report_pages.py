@@ -112,6 +112,50 @@ def test_a_part_without_data_has_no_heading(place):
     assert "## Speed" in markdown
 
 
+def test_a_page_says_when_runs_reached_what_the_study_asks_for(place):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("CartPole-v1",), steps=51_200)
+    asked = Path(find_study("quickstart")).read_text() + "\n[targets]\nCartPole-v1 = 300\n"
+    (place / "runs/small/study.toml").write_text(asked)
+    (place / "runs/small/cleanba_ppo__a0-l0-t1__CartPole-v1__s3/episodes.jsonl").write_text(
+        '{"step": 512, "wall_time": 1.0, "env_index": 0, "return": 9.0, "length": 9}\n' * 200
+    )
+    assert build.main(["small"]) == 0
+    html, markdown = pages(place, "small")
+    steps = []
+    for seed in (1, 2):
+        path = place / f"runs/small/cleanba_ppo__a0-l0-t1__CartPole-v1__s{seed}/episodes.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        means = np.convolve([row["return"] for row in rows], np.full(100, 0.01), "valid")
+        steps.append(rows[99 + int(np.argmax(means >= 300))]["step"])
+    section = markdown.split("## Steps to the target")[1].split("\n## ")[0]
+    row = next(line for line in section.splitlines() if "| a0-l0-t1 |" in line)
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[3:6] == ["300.0", "**2 of 3**", f"{steps[0]:,}, {steps[1]:,}, –"]
+    assert "5 of 6 runs reached the return that the study asks for." in markdown
+    assert "mean return of the last 100 training episodes first reached" in visible_text(html)
+
+
+def test_late_gradients_are_shown_beside_late_policies(place):
+    for setting in ("control", "other"):
+        folder = place / f"runs/lag/monobeast__{setting}__Catch-v0__s1"
+        monobeast_run(folder, setting, 1, 4, 8)
+    path = folder / "updates.jsonl"  # of the second: applied 0 and 2 versions late in turn
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["gradient_version"] = row["version"] - 1 - 2 * (row["version"] % 2)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert build.main(["lag"]) == 0
+    _, markdown = pages(place, "lag")
+    section = markdown.split("## Policy lag")[1].split("\n## ")[0]
+    assert "mean gradient asynchrony" in section
+    lines = {
+        name: next(x for x in section.splitlines() if f"| {name} |" in x)
+        for name in ("control", "other")
+    }
+    assert lines["other"].split("|")[-4:-1] == [" 1.00 ", " 2.00 ", " 1 "]
+    assert lines["control"].split("|")[-4:-1] == [" – ", " – ", " 1 "]
+
+
 def monobeast_run(folder, setting, seed, changes, num_actors, **more):
     """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
     hyperparameters = {"num_actors": num_actors, "batch_size": 2, "num_learner_threads": 1, **more}
