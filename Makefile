@@ -21,7 +21,7 @@ FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESE
 
 .DEFAULT_GOAL := help
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
-FIGURES += hts_fig4a hts_fig4b hts_fig5a hts_fig5b
+FIGURES += hts_fig4 hts_fig4_left hts_fig4_right hts_fig5a hts_fig5b
 TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5
 .PHONY: help setup quickstart study report reports $(FIGURES) $(TABLES) rlops lag certify replay test lint format bench
 
@@ -57,7 +57,7 @@ $(FIGURES): .venv/installed
 
 fig3 : ## draw a figure of the paper (fig2 to fig11) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
 
-hts_fig4a: ## draw a figure of HTS-RL's paper (hts_fig4a, hts_fig4b, hts_fig5a, hts_fig5b) [PRESET=cpu]
+hts_fig4: ## draw a figure of HTS-RL's paper (hts_fig4, hts_fig4_left, hts_fig4_right, hts_fig5a, hts_fig5b) [PRESET=cpu]
 table1: ## table 1 of the paper, from records: which policy made which data [PRESET=cpu]
 runtimes: ## run times of the layouts in Cleanba's README, beside those it prints [PRESET=cpu]
 hts_table2: ## tables 1, 2, 4 and 5 of HTS-RL's paper (hts_table1, ...) [PRESET=cpu]

@@ -100,8 +100,6 @@ class Saved(NamedTuple):
     name: str
     png: Path
     svg: Path
-    width: int  # pixels of the PNG at the size it is meant to be seen
-    height: int
 
 
 def look_of(systems: Iterable[str], settings: Iterable[str]) -> Look:
@@ -238,5 +236,4 @@ def save(figure: Figure, folder: Path, name: str) -> Saved:
         lay_out(figure)
         figure.savefig(png, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    width, height = figure.get_size_inches()
-    return Saved(name, png, svg, round(width * 120), round(height * 120))
+    return Saved(name, png, svg)

@@ -166,9 +166,13 @@ def page_content(
 ) -> dict[str, Any]:
     """Return all that the templates ask for."""
     planned = [run.name for run in study.runs] if study else []
-    vary = bool(study) and any(run.setting.flags for run in study.runs)
+    vary = {run.system for run in study.runs if run.setting.flags} if study else set()
     problems = summaries.problems(tables, planned, settings_vary=vary)
-    dates = sorted(value[:16] for value in done.runs["ended"] if isinstance(value, str))
+    dates = sorted(
+        value[:16]
+        for value in (*done.runs["started"], *done.runs["ended"])
+        if isinstance(value, str)
+    )
     return {
         "title": study.title if study else f"Study {name}",
         "question": study.question if study else "",

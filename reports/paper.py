@@ -16,19 +16,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import importers, summary
+from analysis import importers, queueing, summary
 from analysis.scores import final_scores
-from analysis.tables import InputError, Tables
+from analysis.tables import InputError, Tables, tables
 from experiments import state
 from experiments.study import StudyError, find_study, load_study
 from plots import (
+    claims,
     efficiency,
     intervals,
     learning_curves,
     policy_lag,
     profiles,
     run_times,
-    speed,
     speed_curves,
     style,
 )
@@ -44,7 +44,7 @@ class PaperFigure(NamedTuple):
 
     Attributes:
       title: what it shows.
-      study: whose records it is drawn from.
+      study: whose records it is drawn from; '' of a simulation.
       parts: what it consists of, by name in `PARTS`: an image each.
       published: files or folders below a folder of published data that hold it, if there are any.
       published_source: what to call those.
@@ -104,10 +104,11 @@ FIGURES: Mapping[str, PaperFigure] = {
     ),
     "fig10": PaperFigure("Large batches", "large_batches", ("returns", "returns_by_time")),
     "fig11": PaperFigure("Speed of large batches", "large_batches", ("scaling",)),
-    "hts_fig4a": PaperFigure(
+    "hts_fig4": PaperFigure("HTS-RL: claims 1 and 2, by simulation", "", ("claims",)),
+    "hts_fig4_left": PaperFigure(
         "HTS-RL: speed against step time variance", "hts_step_times", ("speed_by_step_time",)
     ),
-    "hts_fig4b": PaperFigure(
+    "hts_fig4_right": PaperFigure(
         "HTS-RL: speed against number of environments",
         "hts_environments",
         ("speed_by_environments",),
@@ -176,11 +177,6 @@ def _changes(source: Source) -> Figure | None:
     return policy_lag.draw(frame, source.look, source.words, "policy changes in a rollout")
 
 
-def _speeds(source: Source) -> Figure | None:
-    frame = summaries.speed_table(source.tables)
-    return speed.draw(frame, source.look, source.words) if len(frame) else None
-
-
 def _scaling(source: Source) -> Figure | None:
     frame = summaries.speed_by_devices(source.tables)
     if not len(frame):
@@ -211,6 +207,39 @@ def _scores(source: Source) -> Figure | None:
     return score_dots.draw(frame, source.look, words) if len(frame) else None
 
 
+def _claims(source: Source) -> Figure:
+    panels = (
+        (
+            "(a) synchronised every 4 steps",
+            "run time",
+            "variance of a step's time",
+            "variance",
+            queueing.figure_4a,
+        ),
+        (
+            "(b) step times of rate 2",
+            "run time",
+            "synchronisation interval",
+            "interval",
+            queueing.figure_4b,
+        ),
+        (
+            "(c) asynchronous actors",
+            "latency (updates)",
+            "actors",
+            "actors",
+            queueing.figure_4c,
+        ),
+    )
+    return claims.draw(
+        [
+            (title, y, pd.DataFrame(simulate()).rename(columns={column: x}))
+            for title, y, x, column, simulate in panels
+        ],
+        source.words,
+    )
+
+
 PARTS: Mapping[str, Callable[[Source], Figure | None]] = {
     "efficiency": lambda source: _aggregate_curves(source, "median"),
     "iqm": lambda source: _aggregate_curves(source, "iqm"),
@@ -221,11 +250,11 @@ PARTS: Mapping[str, Callable[[Source], Figure | None]] = {
     "returns_by_time": _returns("time"),
     "value_losses": _value_losses,
     "changes": _changes,
-    "speeds": _speeds,
     "scaling": _scaling,
     "speed_by_step_time": _speed_by("step_delay_seconds", "mean step time (s), exponential"),
     "speed_by_environments": _speed_by("num_envs", "environments"),
     "scores": _scores,
+    "claims": _claims,
 }
 
 
@@ -253,9 +282,17 @@ def read_runs(name: str, runs: Path, preset: str) -> Source:
     ]
     if not done:
         raise InputError(f"{folder}: no run of the study is completed there")
-    tables = importers.read(done, "records")
-    words = f"{len(tables.runs)} of {len(study.runs)} runs of study {study.name}"
-    return Source(tables, words, _look(tables), summaries.score_name(tables))
+    found = importers.read(done, "records")
+    words = f"{len(found.runs)} of {len(study.runs)} runs of study {study.name}"
+    return Source(found, words, _look(found), summaries.score_name(found))
+
+
+SIMULATION = Source(
+    tables(),
+    "one simulation of each by analysis/queueing.py · the rates of (c) are stand-ins for the paper's",
+    style.look_of((), ()),
+    "",
+)
 
 
 def read_published(name: str, figure: PaperFigure, folder: Path) -> Source:
@@ -266,13 +303,13 @@ def read_published(name: str, figure: PaperFigure, folder: Path) -> Source:
     """
     if not figure.published:
         raise InputError(f"{name}: nothing is published that it could be drawn from")
-    tables = importers.read([folder / path for path in figure.published])
-    name = summaries.score_name(tables)
-    return Source(tables, figure.published_source, _look(tables), name)
+    found = importers.read([folder / path for path in figure.published])
+    name = summaries.score_name(found)
+    return Source(found, figure.published_source, _look(found), name)
 
 
-def _look(tables: Tables) -> style.Look:
-    frames = [frame for frame in (tables.runs, tables.scores, tables.curves) if len(frame)]
+def _look(found: Tables) -> style.Look:
+    frames = [frame for frame in (found.runs, found.scores, found.curves) if len(frame)]
     both = [set(zip(frame["system"], frame["setting"], strict=True)) for frame in frames]
     pairs = set.union(*both)
     return style.look_of((system for system, _ in pairs), (setting for _, setting in pairs))
@@ -311,6 +348,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise InputError("--source published needs --published FOLDER")
             source = read_published(options.name, figure, Path(options.published))
             suffix = "_published"
+        elif not figure.study:
+            source, suffix = SIMULATION, ""
         else:
             source = read_runs(figure.study, Path(options.runs), options.preset)
     except (InputError, StudyError) as error:

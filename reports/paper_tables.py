@@ -7,7 +7,7 @@ architectures: not as they are meant to be, but as the actors and learners of re
 
 Run times: how long one run takes on the README's 14 hardware settings, beside what it says.
 
-HTS-RL's table 3 has three agents that see raw images: EnvPool's football has neither.
+HTS-RL's table 3 is left out: its agents, up to three in one game, are more than EnvPool's football has.
 """
 
 import argparse

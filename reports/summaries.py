@@ -3,7 +3,7 @@
 Everything here takes completed runs only; `problems` names what was left out and why.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -531,15 +531,15 @@ def _first_difference(pairs: pd.DataFrame, system: str, settings: tuple[str, str
 
 
 def problems(
-    tables: Tables, planned: Iterable[str] = (), settings_vary: bool = False
+    tables: Tables, planned: Iterable[str] = (), settings_vary: Collection[str] = ()
 ) -> list[tuple[str, str]]:
     """Return every problem with the data as pairs of run (or system) and problem.
 
     Args:
       tables: all runs, completed or not.
       planned: names of the runs that the study plans; those without a record are problems.
-      settings_vary: whether the study's settings are to differ in more than hardware; else
-        hyperparameters that differ between them are a problem.
+      settings_vary: systems whose settings are to differ in more than hardware; of others,
+        hyperparameters that differ between settings are a problem.
     """
     planned = list(planned)
     checked = quality.check(tables).itertuples(index=False, name=None)
@@ -554,8 +554,8 @@ def problems(
     present = {_name(run) for run in runs["run"]}
     found += [(name, "planned, but there is no record") for name in planned if name not in present]
     done = runs[runs["completed"].to_numpy(bool)]
-    alike = ["system", "env_id", *(["setting"] if settings_vary else [])]
-    for (system, env_id, *_), group in done.groupby(alike, observed=True):
+    setting = done["setting"].astype(object).where(done["system"].isin(list(settings_vary)), "")
+    for (system, env_id, _), group in done.groupby(["system", "env_id", setting], observed=True):
         found += [
             (str(system), f"{name} differs between runs on {env_id}: {', '.join(values)}")
             for name, values in _differences(group["hyperparameters"]).items()

@@ -132,6 +132,7 @@ def test_atari_is_set_up_after_machado_and_keeps_unclipped_rewards():
     assert config.repeat_action_probability == 0.25
     assert not config.episodic_life
     assert config.use_fire_reset
+    assert (config.noop_max, config.frame_skip, config.stack_num) == (30, 4, 4)
     assert not make_envs("Breakout-v5", [0], preprocessing="gym").spec.config.use_fire_reset
     # A pellet of Ms. Pac-Man is worth 10: clipped to 1 for learning, whole in `info`.
     envs = make_envs("MsPacman-v5", env_seeds(1, 0, 4))

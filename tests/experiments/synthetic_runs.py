@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from cleanba import record
+from experiments import systems
+from experiments.study import find_study, load_study
 
 
 def write_run(
@@ -146,6 +148,38 @@ def write_run(
         writer.close(status, error)
 
 
+def monobeast_run(
+    folder, setting, seed, changes, num_actors, env_id="Catch-v0", command=(), **more
+):
+    """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
+    hyperparameters = {"num_actors": num_actors, "batch_size": 2, "num_learner_threads": 1, **more}
+    header = {"system": "monobeast", "setting": setting, "env_id": env_id, "seed": seed}
+    header |= {"command": list(command)}
+    with record.RunWriter(
+        folder, header | {"hyperparameters": hyperparameters, "hardware": {}}
+    ) as writer:
+        for update in range(1, 101):
+            times = {
+                "rollout_time": 0.4,
+                "inference_time": 0.1,
+                "env_time": 0.2,
+                "training_time": 0.06,
+            }
+            waits = {f"{queue}_time": 0.0 for queue in ("params_queue_get", "rollout_queue_put")}
+            line = {"version": update + 1, "step": 160 * update, "wall_time": 0.1 * update}
+            line |= {"value_loss": 100.0 / update + seed, "rollout_queue_get_time": 0.03}
+            writer.write("updates", [line | times | waits])
+            first = max(1, update - changes)
+            versions = [[version, 10] for version in range(first, update + 1)]
+            rollout = {"rollout": update, "steps": 10 * len(versions), "wall_time": 0.1 * update}
+            rollout |= {"version_first": first, "version_last": update, "versions": versions}
+            writer.write(
+                "rollouts", [rollout | {"actor": a, "learner_version": update} for a in (0, 1)]
+            )
+            episode = {"step": 160 * update, "wall_time": 0.1 * update, "env_index": 0}
+            writer.write("episodes", [episode | {"return": 1.0, "length": 9}])
+
+
 def study_folder(
     root: Path,
     systems=("cleanba_ppo", "cleanba_ppo-sync"),
@@ -173,6 +207,21 @@ def study_folder(
     return root
 
 
+def run_study(runs, name):
+    """Write a record of a formula for every run of the smaller preset of a study."""
+    study = load_study(find_study(name))
+    for run in study.runs:
+        ids = ("actor_device_ids", "learner_device_ids")
+        hardware = {name: list(getattr(run.setting, name)) for name in ids}
+        write_run(
+            runs / study.name / record.run_name(run.system, run.setting.name, run.env_id, run.seed),
+            run.system, run.setting.name, run.env_id, run.seed, steps=10_240, study=study.name,
+            command=systems.command(run, runs),
+            hardware={**hardware, "num_processes": run.setting.processes, **dict(run.setting.flags)},
+        )  # fmt: skip
+    return study
+
+
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for flag in ("--env-id", "--runs-dir", "--study", "--setting"):
@@ -187,6 +236,8 @@ def main():
     behaviour = os.environ.get("SYNTHETIC_BEHAVIOUR", "complete")
     if os.environ.get("SYNTHETIC_FAIL_SEED", "") not in ("", str(options.seed)):
         behaviour = "complete"
+    if behaviour == "import":
+        import a_module_that_is_not_installed  # noqa: F401
     if behaviour == "late":
         time.sleep(60)
     system = "cleanba_ppo" if options.concurrency else "cleanba_ppo-sync"

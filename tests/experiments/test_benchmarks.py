@@ -98,8 +98,15 @@ def test_a_report_of_an_impossible_size_is_refused(wrong):
         benchmark_report.main(benchmark_report.Args(**wrong))
 
 
-def test_reading_and_curves_are_timed(capsys, monkeypatch):
+def test_reading_bootstrap_and_curves_are_timed(capsys, monkeypatch):
     words = ["benchmark_analysis", "reading", "--runs", "4", "--episodes", "50"]
     monkeypatch.setattr(sys, "argv", words)
     assert benchmark_analysis.main() == 0
     assert "4 runs" in capsys.readouterr().out
+    for name, small in (("GAMES", 3), ("REPETITIONS", 50)):
+        monkeypatch.setattr(benchmark_analysis, name, small)
+    monkeypatch.setattr(sys, "argv", ["benchmark_analysis", "bootstrap", "curves"])
+    assert benchmark_analysis.main() == 0
+    printed = capsys.readouterr().out
+    assert "4 systems x 3 games x 3 seeds, 50 repetitions" in printed
+    assert "4 systems x 100 points" in printed

@@ -1,5 +1,7 @@
 import contextlib
+import errno
 import fcntl
+import io
 import os
 import random
 import shutil
@@ -11,9 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from cleanba import record
-from experiments import launch, pool, systems
+from experiments import display, launch, pool, systems
+from experiments.state import State, Status
+from experiments.study import load_study
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -205,6 +211,58 @@ def test_a_completed_run_of_another_command_is_neither_counted_nor_deleted(study
     assert study("--retry", text=longer) == 1
     assert "0 of 4 runs completed" in capsys.readouterr().out
     assert (study.folder / NAMES[0] / "run.json").read_bytes() == before
+
+
+def test_a_missing_module_costs_the_runs_that_need_it_alone(study, capsys):
+    assert study(behaviour="import", fail_seed=1) == 1
+    assert statuses(study.folder) == dict.fromkeys(NAMES[1::2], "completed")
+    out = capsys.readouterr().out
+    assert "No module named 'a_module_that_is_not_installed'" in out
+    assert "2 of 4 runs completed" in out
+
+
+def test_a_full_disk_costs_the_run_that_met_it_alone(study, monkeypatch, capsys):
+    start = pool._start
+
+    def fill(job, *rest):
+        if job.name == NAMES[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return start(job, *rest)
+
+    monkeypatch.setattr(pool, "_start", fill)
+    assert study() == 1
+    assert statuses(study.folder) == dict.fromkeys(NAMES[1:], "completed")
+    assert "cannot be started: No space left on device" in capsys.readouterr().out
+    monkeypatch.undo()
+
+
+def test_on_a_terminal_a_table_shows_where_the_study_stands(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY)
+    study = load_study(path)
+    states = (State.COMPLETED, State.RUNNING, State.FAILED, State.TO_DO)
+    found = {run.name: Status(one) for run, one in zip(study.runs, states, strict=True)}
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with display.open_display(console) as shown:
+        assert shown.is_due()
+        shown.update(display.Snapshot(study, found, {study.runs[1].name: 0.25}, 90.0, 30.0))
+        assert not shown.is_due()
+    lines = Text.from_ansi(console.file.getvalue()).plain.splitlines()
+    first = next(line for line in lines if line.startswith("cleanba_ppo  "))
+    assert first.split() == [
+        "cleanba_ppo",
+        "one",
+        "CartPole-v1",
+        "2,048",
+        "1/2",
+        "s2",
+        "running",
+        "25%",
+    ]
+    second = next(line for line in lines if line.startswith("cleanba_ppo-sync"))
+    assert "0/2" in second
+    assert "failed" in second
+    assert any("1:30" in line for line in lines)
 
 
 def test_a_failed_run_of_another_command_is_not_deleted(study, capsys):

@@ -1,8 +1,10 @@
 """Table 1: from records alone, and only where all runs of an architecture agree."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
-from synthetic_runs import write_run
+from synthetic_runs import run_study, write_run
 
 from analysis import importers, scaling
 from analysis.tables import InputError
@@ -130,6 +132,20 @@ def test_settings_that_leak_have_other_fingerprints_in_the_table(tmp_path):
     cells = [line.split("|") for line in paper_tables.runtimes(importers.read([tmp_path]))[2:]]
     prints = {row[1].strip(): row[-2].strip() for row in cells if row[-2].strip()}
     assert prints["a0-l0-d1"] == prints["a0-l0-d2"] != prints["a0-l1-d1"]
+
+
+@pytest.mark.parametrize("name", paper_tables.TABLES)
+def test_a_table_is_written_from_the_records_of_its_study(name, tmp_path, capsys):
+    run_study(tmp_path / "runs", paper_tables.TABLES[name].study)
+    words = [name, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    assert paper_tables.main(words) == 0
+    *lines, page = capsys.readouterr().out.splitlines()
+    assert page == str(tmp_path / "out" / f"{name}.md")
+    assert len(lines) > 2
+    assert all(line.startswith("|") for line in lines)
+    text = Path(page).read_text()
+    assert "\n".join(lines) in text
+    assert f"runs of study {paper_tables.TABLES[name].study}" in text
 
 
 @pytest.mark.parametrize("name", paper_tables.TABLES)
