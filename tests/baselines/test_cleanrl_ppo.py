@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jax
@@ -61,6 +61,15 @@ def one_update(network, params, rollout, args, key=7):
 
 def close(a, b, atol):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), a, b)
+
+
+def test_hyperparameters_are_those_of_cleanba_ppo():
+    ours = {field.name: field.default for field in fields(cleanrl.Args)}
+    cleanba = {field.name: field.default for field in fields(cleanba_ppo.Args)}
+    shared = (ours.keys() & cleanba.keys()) - {"num_envs"}  # Cleanba's depends on the layout
+    assert len(shared) > 18
+    assert {name: ours[name] for name in shared} == {name: cleanba[name] for name in shared}
+    assert ours["num_envs"] == 120
 
 
 def test_advantages_agree_with_rlax(rollout):

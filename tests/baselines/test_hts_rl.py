@@ -149,6 +149,21 @@ def test_delayed_epochs_of_ppo_are_those_of_ppo_at_the_behaviour_policy(networks
         assert (a - old).abs().max() > 1e-3
 
 
+def test_ppo_with_truncated_importance_sampling_starts_at_the_newest_policy(networks, storages):
+    newest, behaviour = networks
+    learner = hts_rl.Learner(replace(PPO, correction="truncated-is"), newest, 10)
+    learner._behaviour.load_state_dict(behaviour.state_dict())
+    with torch.no_grad():
+        data = learner._read(storages, 0, 0)
+        now, then = (
+            torch.distributions.Categorical(logits=network(data.obs)[0]).log_prob(data.actions)
+            for network in (newest, behaviour)
+        )
+    torch.testing.assert_close(data.logprobs, now)
+    torch.testing.assert_close(data.weights, torch.minimum((now - then).exp(), torch.tensor(1.0)))
+    assert 0 < data.weights.min() < 1
+
+
 def test_ppo_loss_agrees_with_rlax_and_kostrikovs_formulas(networks, storages):
     newest, behaviour = networks
     args = replace(PPO, correction="none", clip_coef=0.05)

@@ -233,7 +233,6 @@ def test_a_full_disk_costs_the_run_that_met_it_alone(study, monkeypatch, capsys)
     assert study() == 1
     assert statuses(study.folder) == dict.fromkeys(NAMES[1:], "completed")
     assert "cannot be started: No space left on device" in capsys.readouterr().out
-    monkeypatch.undo()
 
 
 def test_on_a_terminal_a_table_shows_where_the_study_stands(tmp_path):
