@@ -560,6 +560,12 @@ def problems(
             (str(system), f"{name} differs between runs on {env_id}: {', '.join(values)}")
             for name, values in _differences(group["hyperparameters"]).items()
         ]
+    for system, group in done.groupby("system", observed=True):
+        kinds = {str(_mapping(one).get("device_kind", "")) for one in group["hardware"]} - {""}
+        if len(kinds) > 1:  # whose arithmetic differs in the last bits
+            found.append(
+                (str(system), f"made on several kinds of device: {', '.join(sorted(kinds))}")
+            )
     revisions = len({str(value) for value in done["revision"]})
     if revisions > 1:
         found.append(("all runs", f"made with {revisions} different values of revision"))

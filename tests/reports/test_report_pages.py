@@ -544,6 +544,17 @@ def test_a_package_of_two_versions_is_named_and_one_that_others_do_not_have_is_n
     ]
 
 
+def test_runs_of_a_system_on_several_kinds_of_device_are_named(place):
+    study_folder(place / "runs/small", SYSTEMS, env_ids=("Catch-v0",), steps=5_120)
+    for path in (place / "runs/small").glob("*/run.json"):
+        info = json.loads(path.read_text())
+        other = info["system"] == SYSTEMS[1] and info["seed"] == 2
+        info["hardware"]["device_kind"] = "AMD EPYC" if other else "Intel Xeon"
+        path.write_text(json.dumps(info))
+    found = summaries.problems(read_records([place / "runs/small"]))
+    assert found == [(SYSTEMS[1], "made on several kinds of device: AMD EPYC, Intel Xeon")]
+
+
 def test_few_seeds_are_said(place):
     assert "With 3 seeds per result the intervals are too narrow" in build_small(place)[1]
 
