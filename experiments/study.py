@@ -65,7 +65,7 @@ from experiments.games import ENV_SETS
 
 STUDIES = Path(__file__).parent / "studies"
 DEFAULT_PRESET = "cpu"
-TARGET_EPISODES = 100
+TARGET_EPISODES = 100  # as analysis takes for scores; studies do not depend on it
 SETTING_FIELDS = {
     "num_actor_threads": int,
     "actor_device_ids": list,

@@ -11,6 +11,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,12 @@ from torch import distributions
 from baselines.torch_losses import clipped_surrogate
 from baselines.torch_networks import make_network
 from baselines.worker_schemes import agents, options, sac
-from baselines.worker_schemes.__main__ import make_places, make_update_worker, ray_for
+from baselines.worker_schemes.__main__ import (
+    Recorder,
+    make_places,
+    make_update_worker,
+    ray_for,
+)
 from baselines.worker_schemes.agents import Rollout
 from baselines.worker_schemes.crew import Crew
 from baselines.worker_schemes.workers import (
@@ -388,6 +394,28 @@ def test_sac_updates_policy_critics_and_temperature(updater):
         if (old != new).any()
     }
     assert changed == {"policy", "critics", "targets", "log_alpha"}
+
+
+def test_waiting_for_rollouts_and_computing_gradients_are_counted_apart(updater):
+    worker = updater()
+    inner = worker._workers._local
+    algorithm = inner._agent.algorithm
+
+    def slow_loss(*args):
+        time.sleep(0.1)
+        return algorithm.loss(*args)
+
+    inner._agent = inner._agent._replace(algorithm=algorithm._replace(loss=slow_loss))
+    rows = []
+    recorder = Recorder(SimpleNamespace(write=lambda row, *_: rows.append(row)), 10_000)
+    for _ in range(8):
+        recorder.write(worker.step(), worker.network)
+    for row in rows:
+        busy = row["rollout_queue_get_time"] + row["training_time"]
+        assert row["training_time"] >= 0.1
+        assert busy <= row["update_seconds"] + 1e-3
+    # a rollout is learned from four times, and waited for once
+    assert [row["rollout_queue_get_time"] > 1e-3 for row in rows] == [True, False, False, False] * 2
 
 
 @pytest.mark.parametrize("agent", ["ppo", "impala"])
