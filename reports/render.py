@@ -65,8 +65,9 @@ def markdown_text(value: Any) -> Any:
     if isinstance(value, Markup):
         return value
     text = " ".join(str(value).split()) if value is not None else ""
-    # HTML last: a backslash within an entity, such as that of an apostrophe, would break it.
-    return escape(_MARKDOWN.sub(r"\\\1", text))
+    # HTML last: a backslash within an entity would break it. Quotes matter in attributes alone.
+    quoted = str(escape(_MARKDOWN.sub(r"\\\1", text)))
+    return Markup(quoted.replace("&#39;", "'").replace("&#34;", '"'))
 
 
 def was_made_here(page: Path) -> bool:

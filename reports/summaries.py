@@ -3,7 +3,7 @@
 Everything here takes completed runs only; `problems` names what was left out and why.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +25,16 @@ GROUP = ["system", "setting", "env_id"]
 WORK = {
     "environment": "env_time",
     "inference": "inference_time",
-    "rollout": "rollout_time",
     "for_parameters": "params_queue_get_time",
     "for_room": "rollout_queue_put_time",
     "training": "training_time",
     "learner_waiting": "rollout_queue_get_time",
 }
-ACTOR_WORK = ("environment", "inference", "rollout", "for_parameters", "for_room")
+ACTOR_WORK = ("environment", "inference", "for_parameters", "for_room")
 LEARNER_WORK = ("training", "learner_waiting")
+
+# By how much the times of a side may be more than the wall time, which begins in the middle of a rollout.
+OVERLAP = 0.05
 
 
 class Verdict(NamedTuple):
@@ -331,12 +333,47 @@ def time_table(tables: Tables) -> pd.DataFrame:
       time of the actors), training, learner_waiting, learner_other (of that of the learner); means
       over runs.
     """
+    rows = [(*one.key, *_both_sides(one.spent)) for one in _times_spent(tables)]
+    sides = ["environment", "inference", "actor_waiting", "actor_other"]
+    sides += ["training", "learner_waiting", "learner_other"]
+    each = pd.DataFrame(rows, columns=[*GROUP, "run", *sides])
+    groups = each.groupby(GROUP, sort=True)
+    means = groups[sides].mean()
+    means.insert(0, "runs", groups.size())
+    return means.reset_index()
+
+
+class _TimeSpent(NamedTuple):
+    """Where the time of a run went.
+
+    Attributes:
+      key: system, setting, env_id and run.
+      updates: that this is of.
+      spent: the parts of `WORK` as shares of the wall time, of one actor or one learner thread.
+    """
+
+    key: tuple[str, ...]
+    updates: int
+    spent: dict[str, float]
+
+    @property
+    def actor(self) -> float:
+        """What of an actor's time is accounted for."""
+        return sum(self.spent[name] for name in ACTOR_WORK)
+
+    @property
+    def learner(self) -> float:
+        """What of a learner thread's time is accounted for."""
+        return sum(self.spent[name] for name in LEARNER_WORK)
+
+
+def _times_spent(tables: Tables) -> Iterator[_TimeSpent]:
+    """Yield where the time of each run went after its first updates, for the records that tell."""
     if not set(WORK.values()) <= set(tables.updates.columns):
-        return pd.DataFrame(columns=[*GROUP, "runs"])
+        return
     hyperparameters = tables.runs.set_index("run")["hyperparameters"]
     rollouts_per_actor = hyperparameters.map(_rollouts_per_actor)
     learner_threads = hyperparameters.map(_learner_threads)
-    rows = []
     for key, updates in tables.updates.groupby([*GROUP, "run"], observed=True, sort=True):
         clock = updates["wall_time"].to_numpy(float)
         steady = updates.iloc[SKIPPED_UPDATES:]
@@ -348,14 +385,20 @@ def time_table(tables: Tables) -> pd.DataFrame:
             spent[name] *= rollouts_per_actor[key[-1]]
         for name in LEARNER_WORK:
             spent[name] /= learner_threads[key[-1]]
-        rows.append((*key, *_both_sides(spent)))
-    sides = ["environment", "inference", "actor_waiting", "actor_other"]
-    sides += ["training", "learner_waiting", "learner_other"]
-    each = pd.DataFrame(rows, columns=[*GROUP, "run", *sides])
-    groups = each.groupby(GROUP, sort=True)
-    means = groups[sides].mean()
-    means.insert(0, "runs", groups.size())
-    return means.reset_index()
+        yield _TimeSpent(key, len(steady), spent)
+
+
+def _counted_twice(tables: Tables) -> list[tuple[str, str]]:
+    """Return the runs whose records account for more time than there was, and by how much."""
+    found = []
+    for one in _times_spent(tables):
+        # the rollout of the first update that counts, and one that was waiting, began before it
+        most = 1 + max(OVERLAP, 2 / one.updates)
+        for side, share in (("actors", one.actor), ("learner", one.learner)):
+            if share > most:
+                what = f"times of the {side} add up to {share:.0%} of the wall time"
+                found.append((_name(one.key[-1]), f"{what}: some of it is counted twice"))
+    return found
 
 
 def _rollouts_per_actor(hyperparameters: object) -> float:
@@ -380,30 +423,22 @@ def _learner_threads(hyperparameters: object) -> float:
     return float(hyperparameters.get("num_learner_threads", 1))
 
 
-def _both_sides(spent: dict[str, float]) -> tuple[float, ...]:
+def _both_sides(spent: Mapping[str, float]) -> tuple[float, ...]:
     """Return the parts of the actors' time and of the learner's, either adding up to 1.
 
     What an actor does in a rollout besides waiting for actions and for environments is its own
     work: storing what it saw. What a learner thread does besides is mostly to wait for another one.
     """
     waiting = spent["for_parameters"] + spent["for_room"]
-    # More than the whole is what a first rollout did before the first update that counts.
-    actor = spent["environment"] + spent["inference"] + waiting
-    learner = spent["training"] + spent["learner_waiting"]
-    if actor > 1:
-        waiting /= actor
-        spent |= {name: spent[name] / actor for name in ("environment", "inference")}
-    if learner > 1:
-        spent |= {name: spent[name] / learner for name in ("training", "learner_waiting")}
-    return (
-        spent["environment"],
-        spent["inference"],
-        waiting,
-        max(0.0, 1 - actor),
-        spent["training"],
-        spent["learner_waiting"],
-        max(0.0, 1 - learner),
-    )
+    actor = (spent["environment"], spent["inference"], waiting)
+    learner = (spent["training"], spent["learner_waiting"])
+    return (*_with_rest(actor), *_with_rest(learner))
+
+
+def _with_rest(parts: Sequence[float]) -> tuple[float, ...]:
+    """Return shares of a whole, and what is left of it; see `_counted_twice` for more than the whole."""
+    whole = max(1.0, sum(parts))
+    return (*(part / whole for part in parts), max(0.0, 1 - sum(parts)))
 
 
 def value_losses(tables: Tables) -> pd.DataFrame:
@@ -579,6 +614,7 @@ def problems(
         for run, versions in zip(done["run"], done["versions"], strict=True)
         if not isinstance(versions, dict)
     ]
+    found += _counted_twice(completed(tables))
     return list(dict.fromkeys(found))
 
 

@@ -226,6 +226,17 @@ def test_the_time_of_worker_schemes_is_shared_out_among_workers(
     assert row["training"] == pytest.approx(training)
 
 
+@pytest.mark.parametrize(("collectors", "named"), [(4, False), (2, True)])
+def test_a_record_that_counts_time_twice_is_a_problem_with_the_data(place, collectors, named):
+    folder = place / "runs/schemes/one__control__Catch-v0__s1"
+    # a rollout of 0.3 s in every update of 0.1 s: too much for two collection workers
+    links = {"gradients": "synchronous", "collection": "asynchronous", "gradient_workers": 1}
+    monobeast_run(folder, "control", 1, 4, 8, collection_workers=collectors, **links)
+    found = summaries.problems(read_records([folder]))
+    what = "times of the actors add up to 150% of the wall time: some of it is counted twice"
+    assert ((folder.name, what) in found) == named
+
+
 def test_the_html_page_needs_nothing_but_itself(quickstart):
     html, _ = pages(quickstart)
     without_images = re.sub(r'src="data:[^"]*"', "", html)
@@ -656,7 +667,8 @@ def test_numbers_are_written_for_reading(value, text):
 @pytest.mark.parametrize(
     ("text", "written"),
     [
-        ("the learner's", "the learner&#39;s"),
+        ("the learner's", "the learner's"),
+        ('said "no" &#39;', 'said "no" &amp;\\#39;'),
         ("<b>&#35;", "&lt;b&gt;&amp;\\#35;"),
         ("a_b *c* |", r"a_b \*c\* \|"),
     ],
