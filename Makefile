@@ -59,10 +59,10 @@ fig3 : ## draw a figure of the paper (fig2 to fig11) [PRESET=cpu] [SOURCE=publis
 
 hts_fig4: ## draw a figure of HTS-RL's paper (hts_fig4, hts_fig4_left, hts_fig4_right, hts_fig5a, hts_fig5b) [PRESET=cpu]
 table1: ## table 1 of the paper, from records: which policy made which data [PRESET=cpu]
-runtimes: ## run times of the layouts in Cleanba's README, beside those it prints [PRESET=cpu]
+runtimes: ## run times of the layouts in Cleanba's README, beside those it prints [PRESET=cpu] [SOURCE=published]
 hts_table2: ## tables 1, 2, 4 and 5 of HTS-RL's paper (hts_table1, ...) [PRESET=cpu]
 $(TABLES): .venv/installed
-	$(BIN)/python -m reports.paper_tables $@ --runs $(RUNS) --out $(OUT) $(PRESET_FLAG)
+	$(BIN)/python -m reports.paper_tables $@ --runs $(RUNS) --out $(OUT) $(PRESET_FLAG) --source $(SOURCE)
 
 rlops: .venv/installed ## fill openrlbenchmark's offline database with a study's runs, and say how to draw them: STUDY=quickstart
 	$(BIN)/python -m reports.rlops $(RUNS)/$(FOLDER)

@@ -1,7 +1,8 @@
-"""Prints results as a table, as JSON or as CSV."""
+"""Prints results as a table, as JSON or as CSV, and what is wrong with the input."""
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,15 @@ import numpy as np
 import pandas as pd
 
 FORMATS = ("table", "json", "csv")
+
+
+def bad_input(error: Exception) -> int:
+    """Say in one line what a command cannot use, or write; returns its exit code, 2."""
+    message = str(error)
+    if isinstance(error, OSError):
+        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    print(f"error: {message}", file=sys.stderr)
+    return 2
 
 
 def plain(value: Any) -> Any:

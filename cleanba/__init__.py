@@ -4,4 +4,4 @@ Importing this package imports nothing heavy: `cleanba.record` is read by tools 
 """
 
 # In every record. A run is resumed by the version that began it: another may compute other bits.
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

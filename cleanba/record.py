@@ -25,6 +25,7 @@ SCHEMA_VERSION = 1
 LINE_FILES = ("episodes", "updates", "rollouts")
 ACTIONS_FILE = "actions/rollouts.bin"
 CHECKPOINTS_FOLDER = "checkpoints"
+TAIL_BYTES = 1 << 16  # read at once from the end of a file, for its last line
 STATUSES = ("running", "completed", "failed", "interrupted")
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
@@ -403,6 +404,29 @@ class Run:
             if not isinstance(row, dict):
                 raise RecordError(f"{path}, line {number}: not a JSON object")
         return rows
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """Return the last whole row of `<kind>.jsonl`, if it has one, without reading those before it.
+
+        Raises:
+          RecordError: if it is damaged; the message names the file.
+        """
+        path = self.path / f"{kind}.jsonl"
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            start, tail = file.seek(0, os.SEEK_END), b""
+            while start and tail.count(b"\n") < 2:
+                end, start = start, max(0, start - TAIL_BYTES)
+                file.seek(start)
+                tail = file.read(end - start) + tail
+        *whole, _ = tail.split(b"\n")  # what follows the last newline is torn
+        if not whole:
+            return None
+        try:
+            return json.loads(whole[-1])
+        except ValueError as error:
+            raise RecordError(f"{path}, last line: not JSON ({error})") from None
 
     def _report(self, problem: str) -> None:
         if problem not in self.problems:

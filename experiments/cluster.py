@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import submitit
@@ -71,19 +72,31 @@ class Command(NamedTuple):
         return code
 
 
-def run_jobs(jobs: Sequence[Job], cluster: Cluster, at_once: int) -> Iterator[Tick]:
+def in_queue(jobs: Sequence[Job], cluster: Cluster) -> dict[str, Submitted]:
+    """Return those of the jobs, by name, that an earlier launcher submitted and that have not ended."""
+    found = {job.name: _take_over(job, cluster) for job in jobs}
+    return {name: one for name, one in found.items() if one}
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    at_once: int,
+    queued: Mapping[str, Submitted] = MappingProxyType({}),
+) -> Iterator[Tick]:
     """Run commands as jobs of a cluster. Closing the iterator cancels those that have not ended.
 
     Args:
       jobs: the commands, in the order in which they are submitted.
       cluster: where.
-      at_once: never have more than this in the queue.
+      at_once: submit none while this many are in the queue.
+      queued: those of them that are in the queue already.
 
     Yields:
       The state of the jobs, every few seconds.
     """
-    waiting = list(jobs)
-    active: list[Submitted] = []
+    waiting = [job for job in jobs if job.name not in queued]
+    active = [queued[job.name] for job in jobs if job.name in queued]
     try:
         while waiting or active:
             ended = []
@@ -95,7 +108,7 @@ def run_jobs(jobs: Sequence[Job], cluster: Cluster, at_once: int) -> Iterator[Ti
             while waiting and len(active) < at_once:
                 job = waiting.pop(0)
                 try:
-                    active.append(_take_over(job, cluster) or _submit(job, cluster))
+                    active.append(_submit(job, cluster))
                 except (OSError, RuntimeError) as error:  # submitit's errors are RuntimeErrors
                     note = f"cannot be submitted: {_last_line(error)}"
                     ended.append(Ended(job, None, 0.0, note))

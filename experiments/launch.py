@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StudyError as error:
         return _bad_input(str(error))
     except OSError as error:
-        return _bad_input(f"{error.filename}: {error.strerror}")
+        return _bad_input(": ".join(filter(None, (error.filename, error.strerror))))
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -58,9 +59,12 @@ def _launch(options: argparse.Namespace) -> int:
     with _stop_flag() as stopped:
         with _locked(console, directory, stopped) as lock:
             if lock is not None:
-                keep_copy(path, directory)
+                keep_copy(study, path, directory)
                 jobs = make_jobs(study, runs_dir, options.retry)
-                ticks = start(jobs, options, lock)
+                queued = in_queue(jobs, options)
+                # what is not in the queue any more has ended, but maybe not before the jobs were made
+                jobs = make_jobs(study, runs_dir, options.retry)
+                ticks = start(jobs, options, lock, queued)
                 cores = None if options.cluster else len(pool.available_cores())
                 statuses = run_study(console, study, runs_dir, jobs, ticks, stopped, cores)
                 display.show_result(console, study, statuses, runs_dir, bool(stopped))
@@ -120,13 +124,26 @@ def make_jobs(study: Study, runs_dir: Path, retry: bool) -> list[pool.Job]:
     ]
 
 
-def start(jobs: Sequence[pool.Job], options: argparse.Namespace, lock: int) -> Iterator[pool.Tick]:
+def in_queue(jobs: Sequence[pool.Job], options: argparse.Namespace) -> dict[str, cluster.Submitted]:
+    """Return those of the jobs, by name, that are in Slurm's queue, where Slurm is asked for."""
+    if options.cluster != "slurm":
+        return {}
+    return cluster.in_queue(jobs, cluster.Cluster(options.cluster, dict(options.cluster_option)))
+
+
+def start(
+    jobs: Sequence[pool.Job],
+    options: argparse.Namespace,
+    lock: int,
+    queued: Mapping[str, cluster.Submitted] = MappingProxyType({}),
+) -> Iterator[pool.Tick]:
     """Return what runs jobs: on this machine, or on a cluster.
 
     Args:
       jobs: to run.
       options: of the command line.
       lock: descriptor of the study's lock, which the runs on this machine inherit.
+      queued: those of the jobs that are in Slurm's queue already.
 
     Raises:
       StudyError: if a run is in Slurm's queue already, but Slurm is not asked for.
@@ -134,7 +151,7 @@ def start(jobs: Sequence[pool.Job], options: argparse.Namespace, lock: int) -> I
     submitted = [job for job in jobs if cluster.note_of(job).exists()]
     if options.cluster == "slurm" or (options.cluster and not submitted):
         where = cluster.Cluster(options.cluster, dict(options.cluster_option))
-        return cluster.run_jobs(jobs, where, options.jobs or len(jobs))
+        return cluster.run_jobs(jobs, where, options.jobs or len(jobs), queued)
     if submitted:
         raise StudyError(
             f"{submitted[0].name} was submitted to Slurm: say --cluster slurm to wait for it, or delete "
@@ -170,6 +187,8 @@ def run_study(
     planned = {run.name: run for run in study.runs}
     runs = {job.name: planned[job.name] for job in jobs}
     statuses = inspect_all(study, runs_dir)
+    for run in study.runs:  # some may have ended without a launcher
+        state.keep_log(run, runs_dir)
     display.printer(console)(display.plan_line(study, list(runs.values())))
     statuses |= {name: Status(State.TO_DO) for name in runs}
     begin = time.monotonic()
@@ -197,11 +216,28 @@ def run_study(
     return statuses
 
 
-def keep_copy(path: Path, directory: Path) -> None:
-    """Keep the study file with the records, so that a report can say what was asked."""
+def keep_copy(study: Study, path: Path, directory: Path) -> None:
+    """Keep the study file with the records, so that a report can say what was asked.
+
+    Raises:
+      StudyError: if the records there are of another study of the same name.
+    """
     copy = directory / "study.toml"
-    if not copy.exists() or not path.samefile(copy):
-        copy.write_bytes(path.read_bytes())
+    if copy.exists() and path.samefile(copy):
+        return
+    if copy.exists() and (title := _title(copy)) not in (None, study.title):
+        raise StudyError(
+            f"{directory} holds the records of another study, {title!r}: choose another --runs-dir, or "
+            f"delete {copy}"
+        )
+    copy.write_bytes(path.read_bytes())
+
+
+def _title(copy: Path) -> str | None:
+    try:
+        return load_study(copy).title
+    except StudyError:
+        return None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -304,6 +340,10 @@ def _status_after(ended: pool.Ended, on_disk: Status) -> Status:
         return Status(State.FAILED, f"exit code {ended.exit_code}, and no record")
     if ended.exit_code < 0:
         return Status(on_disk.state, f"{on_disk.note} (signal {-ended.exit_code})")
+    if on_disk.state is State.INTERRUPTED and state.gave_up(ended.exit_code):
+        # where the disk is full, even its log cannot say so
+        words = state.last_words(ended.job.log)
+        return Status(State.FAILED, f"exit code {ended.exit_code}: {words}")
     return on_disk
 
 

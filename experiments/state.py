@@ -17,6 +17,8 @@ from cleanba import record
 from experiments import pool, systems
 from experiments.study import PlannedRun
 
+SIGNALLED = 128  # exit codes of a shell, and of our programs, above this are signals
+
 
 class State(StrEnum):
     """Where a planned run stands."""
@@ -138,8 +140,8 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
     log = log_file(run, runs_dir)
     if not (same and log.exists()):  # not the launcher's own: it is not to be deleted unasked
         return Status(State.CHANGED, "interrupted earlier, with another command or by hand")
-    if _last_end(log) == f"{pool.ENDED} with exit code 2":
-        return Status(State.FAILED, last_words(log))  # what was interrupted could not go on
+    if gave_up(_exit_code(log)):  # before it began to go on, or where its record could not be ended
+        return Status(State.FAILED, last_words(log))
     made_checkpoints = bool(info.get("checkpoint_every"))
     resumable = systems.SYSTEMS[run.system].checkpoints is not None and made_checkpoints
     return Status(State.INTERRUPTED, note, resumable=resumable)
@@ -165,6 +167,17 @@ def last_words(log: Path) -> str:
     )
 
 
+def gave_up(exit_code: int | None) -> bool:
+    """Whether a run with this exit code ended itself: it was not told to, and no signal killed it."""
+    return exit_code is not None and 0 < exit_code < SIGNALLED
+
+
+def _exit_code(log: Path) -> int | None:
+    """Return how a run's last try ended; None if the launcher did not see that."""
+    _, _, code = _last_end(log).partition(f"{pool.ENDED} with exit code ")
+    return int(code) if code.lstrip("-").isdecimal() else None
+
+
 def _last_end(log: Path) -> str:
     """Return how the launcher saw a run's last try end; '' if it was killed before."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("# ")]
@@ -174,10 +187,10 @@ def _last_end(log: Path) -> str:
 def steps_done(run: PlannedRun, runs_dir: Path) -> int:
     """Return how many steps a run has learned from so far, as its record says."""
     try:
-        updates = record.read_run(run_dir(run, runs_dir)).lines("updates")
+        update = record.read_run(run_dir(run, runs_dir)).last("updates")
     except (record.RecordError, OSError):
         return 0
-    return int(updates[-1].get("step") or 0) if updates else 0
+    return int(update.get("step") or 0) if update else 0
 
 
 def _seconds(info: dict) -> float | None:

@@ -172,22 +172,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     Raises:
       StudyError: if the file is not readable, lacks or misspells a field, or plans a run twice.
     """
-    try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise StudyError(f"{path.name}: {error}") from None
-    what = "presets" if "presets" in data else "runs"
-    fields = {
-        "title": str,
-        "question": str,
-        "settings": dict,
-        what: dict if what == "presets" else list,
-    }
-    size = {"minutes": int}
-    targets = {"targets": dict, "target_episodes": int}
-    optional = targets | (size if what == "runs" else {})
-    _check_fields(path, "the study", data, fields, optional)
-    sizes = data["presets"] if what == "presets" else {DEFAULT_PRESET: data}
+    data, sizes = _read(path)
     copy = path.stem == "study"
     folder = path.resolve().parent.name
     named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
@@ -197,17 +182,10 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     preset = preset or own
     if preset not in sizes:
         raise StudyError(f"{path.name}: has no preset {preset!r}; it has {', '.join(sizes)}")
-    if what == "presets":
-        optional = {**size, "settings": dict}
-        _check_fields(path, f"the preset {preset!r}", sizes[preset], {"runs": list}, optional)
-    settings = data["settings"] | (sizes[preset].get("settings", {}) if what == "presets" else {})
+    settings = data["settings"] | sizes[preset].get("settings", {})
     settings = {name: _settings(path, name, fields) for name, fields in settings.items()}
     systems = {
-        system
-        for one in sizes.values()
-        for block in one["runs"]
-        if isinstance(block, dict)
-        for system in block.get("systems", ())
+        system for size in sizes.values() for block in size["runs"] for system in block["systems"]
     }
     for name, by_system in settings.items():
         for system in by_system.keys() - systems - {""}:
@@ -236,6 +214,29 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     )
 
 
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what a study file says, and what it says of each of its sizes, with all blocks checked."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise StudyError(f"{path.name}: {error}") from None
+    fields = {"title": str, "question": str, "settings": dict}
+    optional = {"targets": dict, "target_episodes": int}
+    if "presets" in data:
+        _check_fields(path, "the study", data, fields | {"presets": dict}, optional)
+        sizes = data["presets"]
+        for name, size in sizes.items():
+            parts = {"minutes": int, "settings": dict}
+            _check_fields(path, f"the preset {name!r}", size, {"runs": list}, parts)
+    else:
+        _check_fields(path, "the study", data, fields | {"runs": list}, optional | {"minutes": int})
+        sizes = {DEFAULT_PRESET: {name: data[name] for name in ("runs", "minutes") if name in data}}
+    for size in sizes.values():
+        for block in size["runs"]:
+            _check_block(path, block)
+    return data, sizes
+
+
 def _check_targets(path: Path, data: Mapping[str, Any], env_ids: Collection[str]) -> None:
     if data.get("target_episodes", TARGET_EPISODES) < 1:
         raise StudyError(f"{path.name}: target_episodes must be 1 or more")
@@ -248,10 +249,12 @@ def _check_targets(path: Path, data: Mapping[str, Any], env_ids: Collection[str]
 
 def _settings(path: Path, name: str, fields: Any) -> dict[str, Setting]:
     """Read a hardware setting: by system, for those that have it in a way of their own, and for ''."""
-    fields = dict(fields) if isinstance(fields, dict) else fields
-    own = fields.pop("systems", {}) if isinstance(fields, dict) else {}
+    if not isinstance(fields, dict):
+        raise StudyError(f"{path.name}: the setting {name!r} is not a table")
+    own = fields.get("systems", {})
     if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
         raise StudyError(f"{path.name}: the setting {name!r}: systems must be a table of tables")
+    fields = {key: value for key, value in fields.items() if key != "systems"}
     every = {"": {}, **own}
     return {system: _setting(path, name, {**fields, **one}) for system, one in every.items()}
 
@@ -270,26 +273,23 @@ def _setting(path: Path, name: str, fields: Any) -> Setting:
         raise StudyError(
             f"{path.name}: the setting {name!r}: processes and gpus must be as many on each of {nodes} nodes"
         )
+    for key in ("actor_device_ids", "learner_device_ids"):
+        _check_items(path, f"the setting {name!r}", key, fields[key], int)
     ids = {key: tuple(fields[key]) for key in ("actor_device_ids", "learner_device_ids")}
     return Setting(name=name, **{**fields, **ids}, flags=tuple(flags.items()))
 
 
+def _check_block(path: Path, block: Any) -> None:
+    lists = {"systems": str, "settings": str, "env_ids": str, "seeds": int}
+    fields = {**dict.fromkeys(lists, list), "total_timesteps": int, "hyperparameters": dict}
+    _check_fields(path, "a [[runs]] block", block, fields)
+    for name, kind in lists.items():
+        _check_items(path, "a [[runs]] block", name, block[name], kind)
+
+
 def _block_runs(
-    path: Path, study: str, settings: Mapping[str, Mapping[str, Setting]], block: Any
+    path: Path, study: str, settings: Mapping[str, Mapping[str, Setting]], block: Mapping[str, Any]
 ) -> list[PlannedRun]:
-    _check_fields(
-        path,
-        "a [[runs]] block",
-        block,
-        {
-            "systems": list,
-            "settings": list,
-            "env_ids": list,
-            "seeds": list,
-            "total_timesteps": int,
-            "hyperparameters": dict,
-        },
-    )
     unknown = [name for name in block["settings"] if name not in settings]
     if unknown:
         raise StudyError(
@@ -329,5 +329,14 @@ def _check_fields(
     if unknown:
         raise StudyError(f"{path.name}: {what} has an unknown field {unknown[0]!r}")
     for name, kind in fields.items():
-        if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
+        if not _is(data[name], kind):
             raise StudyError(f"{path.name}: {what}: {name} must be of type {kind.__name__}")
+
+
+def _check_items(path: Path, what: str, name: str, items: list, kind: type) -> None:
+    if not all(_is(item, kind) for item in items):
+        raise StudyError(f"{path.name}: {what}: {name} must be a list of type {kind.__name__}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 # Flags that say where and how a run is kept, not what it is: two commands that differ in these
 # alone make the same run.
 HOUSEKEEPING = {
-    "--runs-dir": 1, "--overwrite": 0, "--resume": 0, "--checkpoint-every": 1, "--no-progress": 0,
+    "--runs-dir": 1, "--study": 1,
+    "--overwrite": 0, "--resume": 0, "--checkpoint-every": 1, "--no-progress": 0,
 }  # fmt: skip
 # As baselines/worker_schemes names them: importing them from there would import torch.
 WORKER_SCHEMES = (

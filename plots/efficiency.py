@@ -32,9 +32,9 @@ def draw(
             panel.set_ylabel(f"{METRICS[metric]} {what}")
             panel.set_xlim(left=0)
             style.thousands(panel)
-        style.systems_and_settings_legend(figure, look)
-        runs = pd.concat([frame["runs"] for frame in curves.values()])
-        environments = pd.concat([frame["environments"] for frame in curves.values()])
-        note = f"{style.counts_text(runs)}, {style.counts_text(environments, 'environments')}"
+        drawn = pd.concat(curves.values())
+        style.systems_and_settings_legend(figure, look, drawn)
+        environments = style.counts_text(drawn["environments"], "environments")
+        note = f"{style.counts_text(drawn['runs'])}, {environments}"
         style.source_line(figure, f"{note} · {source}")
     return figure

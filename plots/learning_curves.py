@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 
 from plots import style
 
+MARKS = 4  # on a curve
+SHIFT = (5**0.5 - 1) / 2  # of the markers of a system against the one before: these never coincide
 AXES = {"step": "agent steps", "time": "wall time (s)"}
 
 
@@ -40,7 +42,7 @@ def draw(
             style.thousands(panel)
         for panel in axes[:: style.PANELS_PER_ROW]:
             panel.set_ylabel(what)
-        style.systems_and_settings_legend(figure, look)
+        style.systems_and_settings_legend(figure, look, curves)
         style.source_line(figure, f"{style.seeds_text(curves['runs'])} · {source}")
     return figure
 
@@ -53,7 +55,7 @@ def draw_curve(
     x, value, low, high = (curve[name].to_numpy(float) for name in ("x", "value", "low", "high"))
     if np.isfinite(low).any():
         panel.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
-    marks = (4 + 6 * look.systems.index(system), 25) if how.filled else []
+    marks = _marks(value, look.systems.index(system)) if how.filled else []
     panel.plot(
         x,
         value,
@@ -66,3 +68,14 @@ def draw_curve(
         markevery=marks,
         solid_capstyle="butt",
     )
+
+
+def _marks(value: np.ndarray, index: int) -> list[int]:
+    """Return the points of a curve that have a marker: some of those drawn, others for each system.
+
+    Curves that lie on each other are told apart by their markers, so these must not.
+    """
+    drawn = np.flatnonzero(np.isfinite(value))
+    first = (index * SHIFT) % 1
+    shares = (np.arange(MARKS) + first) / MARKS
+    return drawn[(shares * len(drawn)).astype(int)].tolist() if len(drawn) else []

@@ -26,6 +26,6 @@ def draw(profiles: pd.DataFrame, look: style.Look, source: str, what: str) -> Fi
         panel.set_ylabel("share of runs above tau")
         panel.set_ylim(0, 1.02)
         panel.set_xlim(profiles["tau"].min(), profiles["tau"].max())
-        style.systems_and_settings_legend(figure, look)
+        style.systems_and_settings_legend(figure, look, profiles)
         style.source_line(figure, f"{style.counts_text(profiles['runs'])} · {source}")
     return figure

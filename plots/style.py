@@ -138,17 +138,22 @@ def panels(
     return figure, axes[:count]
 
 
-def systems_and_settings_legend(figure: Figure, look: Look, lines: bool = True) -> None:
-    """Put a legend above the panels: systems by colour, settings by style."""
+def systems_and_settings_legend(
+    figure: Figure, look: Look, drawn: pd.DataFrame, lines: bool = True
+) -> None:
+    """Put a legend above the panels, of what is drawn in them: systems by colour, settings by style."""
     one_system = len(look.systems) == 1
-    systems = [] if one_system and len(look.settings) > 1 else list(look.systems)
+    systems = [system for system in look.systems if system in set(drawn["system"])]
+    settings = [setting for setting in look.settings if setting in set(drawn["setting"])]
+    if one_system and len(look.settings) > 1:
+        systems = []
     handles = [
         Line2D(
             [], [], color=look.colour(system, look.settings[0]), lw=2.2, marker=look.marker(system), ms=4.5
         )
         for system in systems
     ]  # fmt: skip
-    for setting in look.settings:
+    for setting in settings:
         style = look.setting(setting)
         colour = look.colour(look.systems[0], setting) if one_system else "#444444"
         handles.append(
@@ -163,7 +168,7 @@ def systems_and_settings_legend(figure: Figure, look: Look, lines: bool = True) 
                 mfc=colour if style.filled else "white",
             )
         )
-    legend(figure, handles, [*systems, *look.settings], "" if systems else look.systems[0])
+    legend(figure, handles, [*systems, *settings], "" if systems else look.systems[0])
 
 
 def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str = "") -> None:

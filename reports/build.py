@@ -9,7 +9,7 @@ import gc
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,19 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.importers.records import read_records
+from analysis.output import bad_input
 from analysis.scores import EPISODES
 from analysis.tables import InputError, Tables, concat, quality_frame
 from cleanba.record import find_runs
-from experiments.study import Study, StudyError, load_study, study_names
+from experiments import state
+from experiments.study import (
+    DEFAULT_PRESET,
+    Study,
+    StudyError,
+    find_study,
+    load_study,
+    study_names,
+)
 from plots import (
     efficiency,
     final_scores,
@@ -50,10 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(options.out or f"reports/{options.name}")
     try:
         pages, headline = build(options.name, runs, out)
-    except (ReportError, InputError, StudyError) as error:
-        return _bad_input(str(error))
-    except OSError as error:
-        return _bad_input(f"{error.filename}: {error.strerror}")
+    except (ReportError, InputError, StudyError, OSError) as error:
+        return bad_input(error)
     print_headline(headline)
     for page in pages:
         print(page)
@@ -80,10 +87,12 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
         if not render.was_made_here(page):
             raise ReportError(f"{page} was not made by this command: choose another --out")
     tables = read_tolerantly(runs)
-    done = summaries.completed(tables)
-    if not len(done.runs):
-        raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed")
     study = _planned_study(runs)
+    changed = _changed(study, runs) if study else ()
+    done = summaries.completed(tables, changed)
+    if not len(done.runs):
+        said = ", by a command of its study" if changed else ""
+        raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed{said}")
     found = (
         content.results(done, study.targets, study.target_episodes)
         if study
@@ -94,7 +103,7 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
     look = style.look_of(done.runs["system"], done.runs["setting"])
     score = summaries.score_name(done)
     saved = draw_figures(found, figures, look, source, out / "figures", score)
-    data = page_content(name, runs, out, study, tables, done, found, figures)
+    data = page_content(name, runs, out, study, tables, done, found, figures, changed)
     html = render.html_page(data, {figure: file.svg for figure, file in saved.items()})
     for page, text in zip(pages, (html, render.markdown_page(data)), strict=True):
         page.write_text(text)
@@ -163,11 +172,12 @@ def page_content(
     done: Tables,
     found: content.Results,
     figures: dict[str, content.FigureText],
+    changed: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return all that the templates ask for."""
+    """Return all that the templates ask for; `changed` names runs that are not the study's any more."""
     planned = [run.name for run in study.runs] if study else []
     vary = {run.system for run in study.runs if run.setting.flags} if study else set()
-    problems = summaries.problems(tables, planned, settings_vary=vary)
+    problems = summaries.problems(tables, planned, settings_vary=vary, changed=changed)
     dates = sorted(
         value[:16]
         for value in (*done.runs["started"], *done.runs["ended"])
@@ -227,16 +237,30 @@ def _planned_study(runs: Path) -> Study | None:
     return load_study(copy) if copy.is_file() else None
 
 
+def _changed(study: Study, runs: Path) -> list[str]:
+    """Return the planned runs whose records another command has made, such as that of an older study file."""
+    states = {run.name: state.inspect(run, runs.parent).state for run in study.runs}
+    return [name for name, one in states.items() if one is state.State.CHANGED]
+
+
 def _commands(name: str, runs: Path, out: Path, study: Study | None) -> list[str]:
     paths = {key: content.neutral_path(str(path)) for key, path in (("runs", runs), ("out", out))}
     commands = []
     if study:
-        target = name if name in study_names() else f"{paths['runs']}/study.toml"
         runs_dir = content.neutral_path(str(runs.parent))
-        commands.append(["python", "-m", "experiments.launch", target, "--runs-dir", runs_dir])
+        words = _study_words(study, runs / "study.toml") or [f"{paths['runs']}/study.toml"]
+        commands.append(["python", "-m", "experiments.launch", *words, "--runs-dir", runs_dir])
     options = ["--runs", paths["runs"], "--out", paths["out"]]
     commands.append(["python", "-m", "reports.build", name, *options])
     return [shlex.join(words) for words in commands]
+
+
+def _study_words(study: Study, copy: Path) -> list[str]:
+    """Return how the launcher is told of a study of the toolkit; nothing if this is none, or another form."""
+    preset = [] if study.preset == DEFAULT_PRESET else ["--preset", study.preset]
+    name = study.name.removesuffix(f"-{study.preset}") if preset else study.name
+    same = name in study_names() and find_study(name).read_bytes() == copy.read_bytes()
+    return [name, *preset] if same else []
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -247,11 +271,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", help="folder with the run records (default: runs/<name>)")
     parser.add_argument("--out", help="folder for the pages (default: reports/<name>)")
     return parser
-
-
-def _bad_input(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

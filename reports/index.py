@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 
+from analysis.output import bad_input
 from analysis.tables import InputError
 from experiments.study import StudyError
 from reports import build, render
@@ -84,15 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             build.build(study.name, study, out / study.name)
             print(f"{study.name}: {out / study.name / 'index.html'}", flush=True)
-        except (build.ReportError, InputError, StudyError) as error:
+        except (build.ReportError, InputError, StudyError, OSError) as error:
             print(f"{study.name}: no report: {error}", file=sys.stderr)
             code = 1
     try:
         for page in write(out):
             print(page)
-    except build.ReportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (build.ReportError, OSError) as error:
+        return bad_input(error)
     return code
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import importers, queueing, summary
+from analysis.output import bad_input
 from analysis.scores import final_scores
 from analysis.tables import InputError, Tables, tables
 from experiments import state
@@ -125,6 +126,23 @@ class Source(NamedTuple):
     words: str
     look: style.Look
     score: str  # what a normalised score is called
+
+
+def _comparable(source: Source) -> Source:
+    """Leave out what scores over environments would not be of the same environments with."""
+    found = summaries.comparable(source.tables)
+    left_out = found.environments or found.systems
+    if not left_out:
+        return source
+    words = f"{source.words} · without {'; '.join(left_out)}"
+    none = summaries.of_runs(source.tables, ())
+    return source._replace(tables=found.tables or none, words=words)
+
+
+def _over_environments(
+    draw: Callable[[Source], Figure | None],
+) -> Callable[[Source], Figure | None]:
+    return lambda source: draw(_comparable(source))
 
 
 def _aggregate_curves(source: Source, metric: str) -> Figure | None:
@@ -241,11 +259,11 @@ def _claims(source: Source) -> Figure:
 
 
 PARTS: Mapping[str, Callable[[Source], Figure | None]] = {
-    "efficiency": lambda source: _aggregate_curves(source, "median"),
-    "iqm": lambda source: _aggregate_curves(source, "iqm"),
-    "aggregates": _aggregates,
-    "profiles": _profiles,
-    "run_times": _run_times,
+    "efficiency": _over_environments(lambda source: _aggregate_curves(source, "median")),
+    "iqm": _over_environments(lambda source: _aggregate_curves(source, "iqm")),
+    "aggregates": _over_environments(_aggregates),
+    "profiles": _over_environments(_profiles),
+    "run_times": _over_environments(_run_times),
     "returns": _returns("step"),
     "returns_by_time": _returns("time"),
     "value_losses": _value_losses,
@@ -352,10 +370,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             source, suffix = SIMULATION, ""
         else:
             source = read_runs(figure.study, Path(options.runs), options.preset)
-    except (InputError, StudyError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    files, missing = draw(options.name, source, Path(options.out), suffix)
+        files, missing = draw(options.name, source, Path(options.out), suffix)
+    except (InputError, StudyError, OSError) as error:
+        return bad_input(error)
     for file in files:
         print(file)
     if missing:

@@ -1,6 +1,6 @@
 """Tables of the Cleanba paper, its README, and HTS-RL's paper: `python -m reports.paper_tables table1`.
 
-From records of runs.
+From records of runs; the README's run times also without (`--source published`).
 
 Table 1: which policy made which data, and which data made which policy, in the first iterations of both
 architectures: not as they are meant to be, but as the actors and learners of real runs logged it.
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis import scaling
+from analysis.output import bad_input
 from analysis.scores import hts_metrics
 from analysis.tables import InputError, Tables
 from experiments.study import StudyError
@@ -28,6 +29,7 @@ from plots import style
 from reports import content, paper
 
 ITERATIONS = 5
+ONE_DEVICE = scaling.README_RUN_TIMES[1]  # which the other layouts are compared with
 ARCHITECTURES = {True: "Synchronous architecture", False: "Cleanba's architecture"}
 
 
@@ -118,28 +120,40 @@ def runtimes(tables: Tables) -> list[str]:
     own = {setting: minutes[setting] for setting in minutes if setting in published}
     if not own:
         raise InputError("no completed run is of a layout of the README")
-    first = scaling.README_RUN_TIMES[1]  # one device, which the others are compared with
     lines = [
         "| layout | README | minutes | of one device's | here: minutes | of one device's | fingerprint |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
-    rows = list(scaling.README_RUN_TIMES)
-    rows += [
+    rows = [
         scaling.PublishedTime("", setting, math.nan) for setting in sorted(set(minutes) - published)
     ]
-    for row in rows:
+    for row in [*scaling.README_RUN_TIMES, *rows]:
         here = minutes.get(row.layout, math.nan)
         cells = [
-            row.layout or "not named",
-            row.hardware,
-            _number(row.minutes, ".1f"),
-            _number(row.minutes / first.minutes, ".0%") if "A100" in row.hardware else "",
+            *_published_cells(row),
             _number(here, ".2f"),
-            _number(here / own.get(first.layout, math.nan), ".0%"),
+            _number(here / own.get(ONE_DEVICE.layout, math.nan), ".0%"),
             prints.get(row.layout, ""),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def published_runtimes() -> list[str]:
+    """Return the README's run times alone, as lines of Markdown."""
+    lines = ["| layout | README | minutes | of one device's |", "| --- | --- | ---: | ---: |"]
+    for row in scaling.README_RUN_TIMES:
+        lines.append("| " + " | ".join(_published_cells(row)) + " |")
+    return lines
+
+
+def _published_cells(row: scaling.PublishedTime) -> list[str]:
+    return [
+        row.layout or "not named",
+        row.hardware,
+        _number(row.minutes, ".1f"),
+        _number(row.minutes / ONE_DEVICE.minutes, ".0%") if "A100" in row.hardware else "",
+    ]
 
 
 def _number(value: float, form: str) -> str:
@@ -147,14 +161,23 @@ def _number(value: float, form: str) -> str:
 
 
 def _last_fingerprints(tables: Tables) -> dict[str, str]:
-    """Return, for each setting, the first digits of a hash of the last fingerprints of all its runs."""
+    """Return, for each setting, the first digits of a hash of the last fingerprints of its runs.
+
+    Of the systems, environments and seeds that all settings with fingerprints have, so that settings
+    that give the same bits have the same digits; none where there is no such run.
+    """
     found = content.last_fingerprints(tables)
-    runs = tables.runs[tables.runs["run"].isin(found)].sort_values(["system", "env_id", "seed"])
-    prints = {}
-    for setting, group in runs.groupby("setting", observed=True):
-        text = repr([(r.system, r.env_id, r.seed, found[r.run]) for r in group.itertuples()])
-        prints[str(setting)] = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return prints
+    prints: dict[str, dict[tuple, str]] = {}
+    for row in tables.runs.itertuples():
+        if row.run in found:
+            of_setting = prints.setdefault(str(row.setting), {})
+            of_setting[str(row.system), str(row.env_id), row.seed] = found[row.run]
+    shared = sorted(set.intersection(*map(set, prints.values()))) if prints else []
+    return {
+        setting: hashlib.sha256(repr([(one, own[one]) for one in shared]).encode()).hexdigest()[:8]
+        for setting, own in prints.items()
+        if shared
+    }
 
 
 def hts_table1(tables: Tables) -> list[str]:
@@ -240,18 +263,22 @@ class Table(NamedTuple):
       title: of its page.
       study: whose records it is made from.
       lines: makes it.
+      published: makes it of what has been published, where that is enough.
     """
 
     title: str
     study: str
     lines: Callable[[Tables], list[str]]
+    published: Callable[[], list[str]] | None = None
 
 
 TABLES = {
     "table1": Table(
         "Table 1 of the Cleanba paper: which policy made which data", "architectures", table1
     ),
-    "runtimes": Table("Run times of the layouts of Cleanba's README", "layouts", runtimes),
+    "runtimes": Table(
+        "Run times of the layouts of Cleanba's README", "layouts", runtimes, published_runtimes
+    ),
     "hts_table1": Table(
         "Table 1 of HTS-RL: scores in the time of the fastest system", "hts_atari", hts_table1
     ),
@@ -269,20 +296,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m reports.paper_tables", description=__doc__)
     parser.add_argument("name", choices=TABLES, metavar="|".join(TABLES))
+    parser.add_argument("--source", choices=("runs", "published"), default="runs")
     parser.add_argument("--runs", default="runs", help="folder of all records (default: runs)")
     parser.add_argument("--preset", default="cpu", help="size of the study (default: cpu)")
     parser.add_argument("--out", default="reports/paper", help="folder for the table")
     options = parser.parse_args(argv)
     table = TABLES[options.name]
+    suffix = "" if options.preset == "cpu" else f"_{options.preset}"
     try:
-        source = paper.read_runs(table.study, Path(options.runs), options.preset)
-        lines = table.lines(source.tables)
-    except (InputError, StudyError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    page = Path(options.out) / f"{options.name}.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n".join([f"# {table.title}", "", *lines, "", f"From {source.words}.", ""]))
+        if options.source == "published":
+            if table.published is None:
+                raise InputError(f"{options.name}: nothing is published that it could be made from")
+            lines, words, suffix = table.published(), "the README of Cleanba", "_published"
+        else:
+            source = paper.read_runs(table.study, Path(options.runs), options.preset)
+            lines, words = table.lines(source.tables), source.words
+        page = Path(options.out) / f"{options.name}{suffix}.md"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text("\n".join([f"# {table.title}", "", *lines, "", f"From {words}.", ""]))
+    except (InputError, StudyError, OSError) as error:
+        return bad_input(error)
     print("\n".join(lines))
     print(page)
     return 0

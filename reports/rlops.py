@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from analysis import importers
+from analysis.output import bad_input
 from analysis.tables import InputError, Tables, split_runs
 
 ENTITY = "cleanba"
@@ -170,16 +171,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = recorded_runs(importers.read([folder], "records"), project)
         if not runs:
             raise InputError(f"{folder}: no completed run with an episode")
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.dataset is None:
-        import openrlbenchmark
+        if options.dataset is None:
+            import openrlbenchmark
 
-        dataset = Path(openrlbenchmark.__path__[0]) / "dataset"
-    else:
-        dataset = Path(options.dataset)
-    fill(runs, dataset)
+            dataset = Path(openrlbenchmark.__path__[0]) / "dataset"
+        else:
+            dataset = Path(options.dataset)
+        fill(runs, dataset)
+    except (InputError, OSError) as error:
+        return bad_input(error)
     out = options.out or f"reports/{project}/rlops"
     print(shlex.join(command(runs, out)))
     return 0

@@ -63,10 +63,10 @@ class Verdict(NamedTuple):
     note: str
 
 
-def completed(tables: Tables) -> Tables:
-    """Return the tables of the runs that reached their end."""
-    runs = tables.runs
-    return of_runs(tables, runs["run"][runs["completed"].to_numpy(bool)])
+def completed(tables: Tables, without: Collection[str] = ()) -> Tables:
+    """Return the tables of the runs that reached their end, but for those of some names."""
+    runs = tables.runs["run"][tables.runs["completed"].to_numpy(bool)]
+    return of_runs(tables, [run for run in runs if _name(run) not in without])
 
 
 def of_runs(tables: Tables, names: Iterable[str]) -> Tables:
@@ -566,7 +566,10 @@ def _first_difference(pairs: pd.DataFrame, system: str, settings: tuple[str, str
 
 
 def problems(
-    tables: Tables, planned: Iterable[str] = (), settings_vary: Collection[str] = ()
+    tables: Tables,
+    planned: Iterable[str] = (),
+    settings_vary: Collection[str] = (),
+    changed: Collection[str] = (),
 ) -> list[tuple[str, str]]:
     """Return every problem with the data as pairs of run (or system) and problem.
 
@@ -575,6 +578,7 @@ def problems(
       planned: names of the runs that the study plans; those without a record are problems.
       settings_vary: systems whose settings are to differ in more than hardware; of others,
         hyperparameters that differ between settings are a problem.
+      changed: names of planned runs whose records another command has made.
     """
     planned = list(planned)
     checked = quality.check(tables).itertuples(index=False, name=None)
@@ -588,7 +592,11 @@ def problems(
         found.append((_name(row.run), f"left out of every figure and number{error}"))
     present = {_name(run) for run in runs["run"]}
     found += [(name, "planned, but there is no record") for name in planned if name not in present]
-    done = runs[runs["completed"].to_numpy(bool)]
+    if planned:
+        found += [(name, "not planned by the study") for name in sorted(present - set(planned))]
+    what = "made by another command than the study's: left out of every figure and number"
+    found += [(name, what) for name in changed]
+    done = completed(tables, changed).runs
     setting = done["setting"].astype(object).where(done["system"].isin(list(settings_vary)), "")
     for (system, env_id, _), group in done.groupby(["system", "env_id", setting], observed=True):
         found += [
@@ -614,7 +622,7 @@ def problems(
         for run, versions in zip(done["run"], done["versions"], strict=True)
         if not isinstance(versions, dict)
     ]
-    found += _counted_twice(completed(tables))
+    found += _counted_twice(completed(tables, changed))
     return list(dict.fromkeys(found))
 
 

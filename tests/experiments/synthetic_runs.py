@@ -32,7 +32,7 @@ def write_run(
     leaks_after=None,
     status="completed",
     error=None,
-    command=("cleanba/cleanba_ppo.py",),
+    command=("a_formula.py",),
     overwrite=False,
     study="quickstart",
     hardware=None,
@@ -253,6 +253,9 @@ def main():
             sys.exit(1)
         if behaviour == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "full disk":  # its record cannot be ended
+            print("OSError: [Errno 28] No space left on device", flush=True)
+            os._exit(1)
         if behaviour == "slow":
             try:
                 time.sleep(60)

@@ -101,7 +101,8 @@ def test_a_job_that_slurm_has_forgotten_or_ended_is_submitted_again(tmp_path, mo
     one = job(tmp_path, "old", "never")
     one.log.parent.mkdir()
     cluster.note_of(one).write_text("4711")
-    ticks = list(cluster.run_jobs([one], cluster.Cluster("slurm", {}), 1))
+    slurm = cluster.Cluster("slurm", {})
+    ticks = list(cluster.run_jobs([one], slurm, 1, cluster.in_queue([one], slurm)))
     assert ticks[0].ended[0].error == "cannot be submitted: no such partition"
 
 
@@ -112,8 +113,9 @@ def test_a_job_still_in_slurm_s_queue_is_waited_for_and_not_submitted_again(tmp_
     one = job(tmp_path, "queued", "never", processes=2)
     one.log.parent.mkdir()
     cluster.note_of(one).write_text("4711")
-    ticks = list(cluster.run_jobs([one], cluster.Cluster("slurm", {}), 1))
-    assert [tick.active[0].handle.job_id for tick in ticks if tick.active] == ["4711", "4711"]
+    slurm = cluster.Cluster("slurm", {})
+    ticks = list(cluster.run_jobs([one], slurm, 1, cluster.in_queue([one], slurm)))
+    assert [tick.active[0].handle.job_id for tick in ticks if tick.active] == ["4711"]
     assert ticks[-1].ended[0].exit_code == 0
     assert not cluster.note_of(one).exists()
 

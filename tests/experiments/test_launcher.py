@@ -13,11 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import submitit
+import synthetic_runs
 from rich.console import Console
 from rich.text import Text
 
 from cleanba import record
-from experiments import display, launch, pool, systems
+from experiments import display, launch, pool, state, systems
 from experiments.state import State, Status
 from experiments.study import load_study
 
@@ -94,6 +96,33 @@ def test_the_same_file_runs_on_a_cluster(study, capsys):
     assert "4 of 4 runs completed" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         study("--cluster", "local", "--cluster-option", "timeout")
+
+
+def test_a_run_that_leaves_slurm_s_queue_completed_is_not_run_again(study, monkeypatch, capsys):
+    assert study() == 0
+    header = study.folder / NAMES[0] / "run.json"
+    whole = header.read_bytes()
+    header.write_bytes(whole.replace(b'"completed"', b'"running"'))
+    log = study.folder / "logs" / f"{NAMES[0]}.log"
+    log.write_text(log.read_text().rsplit("# ended", 1)[0])
+    log.with_suffix(".job").write_text("4711")  # an earlier launcher's
+
+    class Ending:
+        """A job that completes its record just as somebody asks after it."""
+
+        def __init__(self, folder, job_id, tasks):
+            assert job_id == "4711"
+
+        def get_info(self, mode):
+            header.write_bytes(whole)
+            return {"State": "COMPLETED"}
+
+    monkeypatch.setattr(submitit, "SlurmJob", Ending)
+    monkeypatch.setattr(submitit, "AutoExecutor", None)  # nothing may be submitted
+    monkeypatch.setattr(launch, "check_cluster", lambda options: None)
+    capsys.readouterr()
+    assert study("--cluster", "slurm", "--cluster-option", "timeout_min=10") == 0
+    assert "to run now: 0 runs" in capsys.readouterr().out
 
 
 def test_a_run_of_several_processes_is_one_record_with_the_bits_of_one_process(tmp_path):
@@ -233,6 +262,47 @@ def test_a_full_disk_costs_the_run_that_met_it_alone(study, monkeypatch, capsys)
     assert study() == 1
     assert statuses(study.folder) == dict.fromkeys(NAMES[1:], "completed")
     assert "cannot be started: No space left on device" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_end_its_record_has_failed_and_is_tried_again_on_request(study, capsys):
+    assert study(behaviour="full disk", fail_seed=1) == 1
+    said = "OSError: [Errno 28] No space left on device"
+    assert f"failed: {NAMES[0]}: exit code 1: {said}" in capsys.readouterr().out
+    assert study() == 1
+    out = capsys.readouterr().out
+    assert "to run now: 0 runs" in out
+    assert f"failed: {NAMES[0]}: {said}" in out
+    assert study("--retry") == 0
+
+
+def test_records_of_another_study_of_the_same_name_are_left_alone(study, capsys):
+    assert study() == 0
+    before = (study.folder / "study.toml").read_bytes()
+    capsys.readouterr()
+    assert study(text=STUDY.replace("A study", "Another")) == 2
+    err = capsys.readouterr().err
+    assert "holds the records of another study, 'A study': choose another --runs-dir" in err
+    assert err.count("\n") == 1
+    assert (study.folder / "study.toml").read_bytes() == before
+
+
+def test_progress_is_the_last_whole_line_of_a_long_record(tmp_path, synthetic):
+    (tmp_path / "small.toml").write_text(STUDY)
+    run = load_study(tmp_path / "small.toml").runs[0]
+    folder = state.run_dir(run, tmp_path)
+    assert state.steps_done(run, tmp_path) == 0
+    synthetic_runs.write_run(
+        folder, status="running", steps=2 * 512 * 1_000
+    )  # several blocks of it
+    assert (folder / "updates.jsonl").stat().st_size > 3 * record.TAIL_BYTES
+    assert state.steps_done(run, tmp_path) == 512_000
+    with (folder / "updates.jsonl").open("a") as file:
+        file.write('{"step": 9' + "9" * record.TAIL_BYTES)  # torn
+    assert state.steps_done(run, tmp_path) == 512_000
+    (folder / "updates.jsonl").write_text('{"step": 1}\n')
+    assert state.steps_done(run, tmp_path) == 1
+    (folder / "updates.jsonl").write_text('{"step": 1')
+    assert state.steps_done(run, tmp_path) == 0
 
 
 def test_on_a_terminal_a_table_shows_where_the_study_stands(tmp_path):
@@ -511,6 +581,8 @@ def test_a_launcher_that_is_killed_at_random_leaves_what_an_undisturbed_one_does
     done = subprocess.run(words("killed"), cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     assert prints("killed") == prints("quiet")
+    logs = list((tmp_path / "killed").glob("*/*/log.txt"))
+    assert len(logs) == len(record.find_runs(tmp_path / "killed"))
     for folder in record.find_runs(tmp_path / "killed"):
         resumed += len(record.read_run(folder).info.get("resumed", []))
     assert resumed  # from a checkpoint, not from the start

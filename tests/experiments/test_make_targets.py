@@ -90,6 +90,9 @@ def test_figures_and_tables_are_targets_that_pass_on_what_is_asked():
         assert "--runs mine --out there --preset cpu" in text
     (words,) = commands("fig3", "SOURCE=published")
     assert " ".join(words).endswith("--source published --published there")
+    for name in paper_tables.TABLES:
+        (words,) = commands(name, "SOURCE=published")
+        assert " ".join(words).endswith("--source published")
 
 
 def test_help_lists_every_target_that_has_a_line():
@@ -116,6 +119,8 @@ def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
     assert "2 of 2 runs completed" in make("study", f"STUDY={study}")
     make("report", f"STUDY={study}")
     assert "A small study" in (reports / "base" / "index.html").read_text()
+    # not "base", which is another study
+    assert "experiments.launch …/study.toml" in (reports / "base" / "README.md").read_text()
     make("reports")
     assert "A small study" in (reports / "index.html").read_text()
     assert run.name in make("lag", f"RUN={run}")

@@ -1,3 +1,4 @@
+import re
 import tomllib
 
 import pytest
@@ -170,6 +171,15 @@ def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
             "the setting 'one' is about 'moolibb', which has no run",
         ),
         ("[[runs]]", "[[runs", "mine.toml"),
+        ("[[runs]]", "[settings]\ntwo = 3\n[[runs]]", "mine.toml"),  # TOML has one such table
+        ("[settings.one]", "[settings]\ntwo = 3\n[settings.one]", "'two' is not a table"),
+        ("seeds = [1, 2]", "seeds = ['1']", "seeds must be a list of type int"),
+        ("seeds = [1, 2]", "seeds = [true]", "seeds must be a list of type int"),
+        ('env_ids = ["CartPole-v1"]', "env_ids = [1]", "env_ids must be a list of type str"),
+        ('settings = ["one"]', "settings = [['one']]", "settings must be a list of type str"),
+        ('systems = ["cleanba_ppo-sync", "cleanba_impala"]', "systems = 3", "of type list"),
+        ('systems = ["cleanba_ppo-sync", "cleanba_impala"]', "systems = [1]", "list of type str"),
+        ("learner_device_ids = [0, 1]", "learner_device_ids = ['0']", "list of type int"),
     ],
 )
 def test_a_study_with_a_mistake_is_refused_in_one_line(tmp_path, old, new, message):
@@ -184,6 +194,22 @@ def test_an_unknown_study_or_system_names_the_nearest(tmp_path):
     study = load(tmp_path, STUDY.replace("cleanba_impala", "cleanba_imapla"))
     with pytest.raises(StudyError, match="did you mean cleanba_impala"):
         systems.check_systems(study.runs)
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("[presets.paper]\nminutes = 1\n", "the preset 'paper' lacks 'runs'"),
+        ("[[presets.paper.run]]\n", "the preset 'paper' lacks 'runs'"),
+        ("[[presets.paper.runs]]\nsystems = 3\n", "a [[runs]] block lacks 'settings'"),
+    ],
+)
+def test_a_mistake_in_a_preset_is_found_whichever_is_asked_for(tmp_path, preset, message):
+    text = STUDY.replace("[[runs]]", "[[presets.cpu.runs]]")
+    text = text.replace("[runs.hyper", "[presets.cpu.runs.hyper")
+    assert load(tmp_path, text).runs
+    with pytest.raises(StudyError, match=re.escape(message)):
+        load(tmp_path, text + preset)
 
 
 @pytest.mark.parametrize("name", study_names())

@@ -231,6 +231,33 @@ def test_more_systems_than_colours_differ_in_their_markers():
     assert len({(look.colour(name, "one"), look.marker(name)) for name in names}) == len(names)
 
 
+def test_every_curve_has_markers_that_others_do_not_cover():
+    names = tuple(f"system-{index}" for index in range(9))
+    look = style.Look(names, ("one",))
+    x = np.linspace(0.0, 1.0, 100)
+    frames = [
+        pd.DataFrame(
+            {
+                "system": name, "setting": "one", "env_id": "Catch-v0", "x": x,
+                "value": np.where(x <= 1 - index / 10, x, np.nan), "low": np.nan, "high": np.nan, "runs": 1,
+            }
+        )
+        for index, name in enumerate(names)
+    ]  # fmt: skip
+    figure = learning_curves.draw(pd.concat(frames), "step", look, SOURCE)
+    marked = []
+    for line in figure.axes[0].lines:
+        points = x[line.get_markevery()]
+        assert np.isfinite(line.get_ydata()[line.get_markevery()]).sum() >= 3
+        marked.append(set(points))
+    assert len(marked) == len(names)
+    same = learning_curves.draw(
+        pd.concat(frame.assign(value=x) for frame in frames), "step", look, SOURCE
+    )
+    first = [line.get_markevery()[0] for line in same.axes[0].lines]
+    assert len(set(first)) == len(names)
+
+
 def test_of_one_system_the_settings_have_colours(tables):
     only = summaries.of_runs(
         tables, tables.runs["run"][(tables.runs["system"] == "cleanba_ppo").to_numpy(bool)]

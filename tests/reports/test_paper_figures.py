@@ -1,9 +1,11 @@
 """Figures of the paper: from records, or from what has been published, and nothing else."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from synthetic_runs import monobeast_run, run_study, write_run
 
 from analysis import importers
@@ -79,6 +81,31 @@ def test_a_figure_counts_completed_runs_of_the_study_only_and_says_how_many(tmp_
     assert source.words == f"{planned - 2} of {planned} runs of study {study.name}"
     assert len(source.tables.runs) == planned - 2
     assert source.score == "normalised score"  # no Atari: nothing to do with humans
+
+
+def test_scores_over_environments_are_of_the_same_environments_for_everybody(tmp_path):
+    figure = paper.FIGURES["fig3"]
+    study = run_study(tmp_path, figure.study)
+    games = {run.env_id for run in study.runs}
+    assert games == {"CartPole-v1", "Catch-v0"}
+
+    def read():
+        source = paper.read_runs(figure.study, tmp_path, "cpu")
+        return source, paper._comparable(source)
+
+    whole, compared = read()
+    assert compared == whole
+    without = [run for run in study.runs if (run.system, run.env_id) == ("moolib", "Catch-v0")]
+    assert without
+    for run in without:
+        shutil.rmtree(tmp_path / study.name / run.name)
+    source, compared = read()
+    assert set(source.tables.runs["system"]) - set(compared.tables.runs["system"]) == {"moolib"}
+    assert compared.words == f"{source.words} · without moolib, {without[0].setting.name}"
+    for part in paper.FIGURES["fig3"].parts:
+        texts = [text.get_text() for text in paper.PARTS[part](source).findobj(Text)]
+        assert not any(text == "moolib" for text in texts), part
+        assert any("without moolib" in text for text in texts), part
 
 
 def test_speed_is_by_the_devices_of_all_processes(tmp_path):
@@ -162,6 +189,14 @@ def test_figures_are_drawn_from_the_published_data(name, tmp_path, capsys):
     code, files, _ = draw(capsys, *words)
     assert code == 0
     assert files
+
+
+def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    code, _, printed = draw(capsys, "hts_fig4", "--out", str(tmp_path / "file"))
+    assert code == 2
+    assert printed.err.startswith(f"error: {tmp_path / 'file'}")
+    assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

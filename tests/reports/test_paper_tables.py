@@ -1,5 +1,6 @@
 """Table 1: from records alone, and only where all runs of an architecture agree."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -132,6 +133,61 @@ def test_settings_that_leak_have_other_fingerprints_in_the_table(tmp_path):
     cells = [line.split("|") for line in paper_tables.runtimes(importers.read([tmp_path]))[2:]]
     prints = {row[1].strip(): row[-2].strip() for row in cells if row[-2].strip()}
     assert prints["a0-l0-d1"] == prints["a0-l0-d2"] != prints["a0-l1-d1"]
+
+
+def test_a_setting_with_fewer_seeds_has_the_fingerprint_of_the_others(tmp_path):
+    for setting, seeds in (("actors-1", (1, 2, 3)), ("actors-4", (1, 3)), ("actors-8", (1, 2))):
+        for seed in seeds:
+            leaks = (
+                5 if (setting, seed) == ("actors-8", 2) else None
+            )  # which actors-4 does not have
+            name = f"{setting}-{seed}"
+            write_run(
+                tmp_path / name,
+                "hts_rl_ppo",
+                setting,
+                "Catch-v0",
+                seed,
+                steps=5_120,
+                leaks_after=leaks,
+            )
+
+    def prints():
+        lines = paper_tables.speeds_and_scores(importers.read([tmp_path]))[2:]
+        return [line.split("|")[-2].strip() for line in lines]
+
+    assert len(set(prints())) == 1
+    for name in ("actors-4-1", "actors-4-3"):
+        shutil.rmtree(tmp_path / name)
+    same, leaking = prints()
+    assert same != leaking
+    shutil.rmtree(tmp_path / "actors-8-1")
+    shutil.rmtree(tmp_path / "actors-1-2")
+    assert prints() == ["", ""]  # no seed in common: nothing to compare
+
+
+def test_the_readme_s_run_times_need_no_runs_and_other_tables_do(tmp_path, capsys):
+    for name in paper_tables.TABLES:
+        words = [name, "--source", "published", "--out", str(tmp_path)]
+        assert paper_tables.main(words) == (0 if name == "runtimes" else 2)
+        printed = capsys.readouterr()
+        if name != "runtimes":
+            assert (
+                printed.err == f"error: {name}: nothing is published that it could be made from\n"
+            )
+    lines = (tmp_path / "runtimes_published.md").read_text().splitlines()
+    assert "| a0-l1,2-d1 | 3 A100 | 70.3 | 46% |" in lines
+    assert lines[-1] == "From the README of Cleanba."
+    assert len([line for line in lines if line.startswith("|")]) == 2 + 14
+
+
+def test_a_table_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    words = ["runtimes", "--source", "published", "--out", str(tmp_path / "file")]
+    assert paper_tables.main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {tmp_path / 'file'}")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", paper_tables.TABLES)

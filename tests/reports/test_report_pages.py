@@ -9,11 +9,11 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from synthetic_runs import monobeast_run, study_folder, write_run
+from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 
 from analysis.importers.records import read_records
 from analysis.reproducibility import system_verdicts
-from experiments.study import find_study
+from experiments.study import find_study, load_study
 from reports import build, content, render, summaries
 
 EVIL = "<script>alert(1)</script>"
@@ -498,6 +498,60 @@ def test_planned_runs_without_a_record_are_named(place):
         assert "planned, but there is no record" in text
         assert "24 of 24 runs are completed. 50 are planned." in text
         assert "python -m experiments.launch quickstart --runs-dir runs" in text
+
+
+def test_runs_that_are_not_the_study_s_are_named_and_those_of_other_commands_left_out(place):
+    study = run_study(place / "runs", "cleanrl")
+    shutil.copy(find_study("cleanrl"), place / "runs/cleanrl/study.toml")
+    assert build.main(["cleanrl"]) == 0
+    _, before = pages(place, "cleanrl")
+    assert "No problem with the data was found." in before
+    assert "python -m experiments.launch cleanrl --runs-dir runs" in before
+    changed, copied = (place / "runs/cleanrl" / run.name for run in study.runs[:2])
+    info = json.loads((changed / "run.json").read_text())
+    info["command"] += ["--learning-rate", "1"]
+    (changed / "run.json").write_text(json.dumps(info))
+    mine = copied.with_name(copied.name.replace("__s", "__s9"))
+    shutil.copytree(copied, mine)
+    info = json.loads((mine / "run.json").read_text())
+    (mine / "run.json").write_text(json.dumps(info | {"seed": 92}))
+    assert build.main(["cleanrl"]) == 0
+    html, markdown = pages(place, "cleanrl")
+    planned = len(study.runs)
+    for text in (visible_text(html), markdown):
+        assert f"{planned} of {planned + 1} runs are completed. {planned} are planned." in text
+        for name, what in (
+            (changed.name, "made by another command than the study's: left out of every figure"),
+            (mine.name, "not planned by the study"),
+        ):
+            assert re.search(rf"{name}( \|)? {what}", text.replace("\\", ""))
+    for run in study.runs[1:]:
+        info = place / "runs/cleanrl" / run.name / "run.json"
+        info.write_text(info.read_text().replace('"--seed"', '"--sed"'))
+    shutil.rmtree(mine)
+    with pytest.raises(build.ReportError, match="is completed, by a command of its study"):
+        build.build("cleanrl", place / "runs/cleanrl", place / "reports/cleanrl")
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "command"),
+    [
+        (None, "cleanrl", "experiments.launch cleanrl --runs-dir runs"),
+        ("# mine\n", "cleanrl", "experiments.launch runs/cleanrl/study.toml --runs-dir runs"),
+        (None, "base-paper", "experiments.launch base --preset paper --runs-dir runs"),
+    ],
+)
+def test_a_page_says_the_command_of_the_study_that_its_records_are_of(place, text, folder, command):
+    name = folder.partition("-")[0]
+    file = place / "runs" / folder / "study.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text((text or "") + find_study(name).read_text())
+    run = load_study(file).runs[0]
+    write_run(
+        file.parent / run.name, run.system, run.setting.name, run.env_id, run.seed, steps=5_120
+    )
+    assert build.main([folder]) == 0
+    assert f"python -m {command}\n" in pages(place, folder)[1]
 
 
 def test_a_damaged_record_costs_one_run_not_the_report(place):

@@ -37,7 +37,7 @@ def test_the_database_is_read_back_as_the_records_were(study, tmp_path):
     ours = importers.read([study])
     theirs = importers.read([tmp_path / "data" / "cleanba" / "mine"])
     assert len(theirs.runs) == 16  # not the one that was interrupted
-    keys = ["env_id", "seed", "return"]
+    keys = ["env_id", "seed", "step", "return"]
     one = ours.curves[ours.curves["run"].astype(str).str.contains("cleanba_ppo__a0-l0-t1__")]
     same = theirs.curves[theirs.curves["system"] == "cleanba_ppo__a0-l0-t1"]
     left, right = (frame[keys].astype({"env_id": str}).sort_values(keys) for frame in (one, same))
