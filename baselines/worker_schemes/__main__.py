@@ -191,7 +191,7 @@ class Recorder:
             "grad_norm": update.grad_norm,
             "learning_rate": update.learning_rate,
             "rollout_queue_get_time": mean([g.wait_time for g in gradients]),
-            "params_queue_get_time": 0.0,
+            "params_queue_get_time": mean([c.wait_time for _, c in collected]),
             "rollout_queue_put_time": 0.0,
             "rollout_time": mean([c.rollout_time for _, c in collected]),
             "inference_time": mean([c.inference_time for _, c in collected]),

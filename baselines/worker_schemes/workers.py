@@ -60,6 +60,7 @@ class Collected(NamedTuple):
     rollout_time: float  # seconds
     inference_time: float  # of these
     env_time: float  # of these
+    wait_time: float  # seconds before it, since the worker's last rollout ended
 
 
 class CollectionWorker:
@@ -87,6 +88,7 @@ class CollectionWorker:
         self._obs: np.ndarray | None = None
         self._resets = np.zeros(options.num_envs, bool)
         self._steps = 0
+        self._ended: float | None = None  # when the last rollout did
 
     def preempt(self, version: int) -> None:
         """End the rollout of a version once enough of it is there; it may not have begun yet."""
@@ -96,6 +98,7 @@ class CollectionWorker:
     def collect(self, parameters: Parameters, version: int) -> Collected:
         """Collect a rollout."""
         begin = time.perf_counter()
+        wait_time = begin - self._ended if self._ended is not None else 0.0
         load_parameters(self._network, parameters)
         if self._obs is None:
             self._obs = self._see(self._envs.reset()[0])
@@ -127,10 +130,11 @@ class CollectionWorker:
             values=np.concatenate([rollout.values, decision.values[None]]),
         )
         episodes = self._statistics.count(rollout.rewards, rollout.dones)
+        self._ended = time.perf_counter()
         return Collected(
             rollout, self._index, version, rollout.dones.size,
             [(self._first + e.index, e.episode_return, e.length) for e in episodes],
-            time.time(), time.perf_counter() - begin, inference_time, env_time,
+            time.time(), self._ended - begin, inference_time, env_time, wait_time,
         )  # fmt: skip
 
     def _see(self, obs: np.ndarray) -> np.ndarray:

@@ -553,18 +553,22 @@ def test_a_worker_that_cannot_be_made_is_not_made_again_and_again(on_ray):
     crew.end()
 
 
-def test_a_rollout_that_is_preempted_before_it_begins_is_short(tmp_path):
+def test_a_rollout_preempted_before_it_begins_is_short_and_waiting_is_measured(tmp_path):
     plan = options.prepare(options.Args(**(SMALL | {"runs_dir": str(tmp_path)})))
     envs = EnvOptions("CartPole-v1", 1, 4, 16, "machado", 1)
     worker = CollectionWorker(plan.agent, envs, 0, 0)
     parameters = parameters_of(plan.agent.make_network())
-    lengths = []
+    found = []
     for version in (1, 2, 3):
         if version == 2:
             worker.preempt(2)
-        lengths.append(len(worker.collect(parameters, version).rollout.rewards))
+        if version == 3:
+            time.sleep(0.2)
+        found.append(worker.collect(parameters, version))
     worker.end()
-    assert lengths == [16, 4, 16]
+    assert [len(one.rollout.rewards) for one in found] == [16, 4, 16]
+    assert found[0].wait_time == 0
+    assert found[1].wait_time < 0.2 <= found[2].wait_time  # nobody asked it for anything
 
 
 def test_the_others_are_told_once_enough_have_answered(on_ray):
@@ -669,6 +673,9 @@ def test_the_record_is_described_and_a_preempted_rollout_is_shorter(tmp_path):
     for update in record.lines("updates"):
         busy = update["rollout_queue_get_time"] + update["training_time"]
         assert busy <= update["update_seconds"] + 1e-3
+    # and so do collection workers: collect, and wait for the next parameters
+    spent = sum(u["rollout_time"] + u["params_queue_get_time"] for u in record.lines("updates"))
+    assert spent <= record.lines("updates")[-1]["wall_time"]
     steps = [r["steps"] for r in record.lines("rollouts")]
     assert max(steps) == 512 * 4
     assert 512 <= min(steps) < 512 * 4  # a quarter of a rollout at least
