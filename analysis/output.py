@@ -16,7 +16,7 @@ def bad_input(error: Exception) -> int:
     """Say in one line what a command cannot use, or write; returns its exit code, 2."""
     message = str(error)
     if isinstance(error, OSError):
-        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        message = f"{error.filename}: {error.strerror}" if error.filename else message
     print(f"error: {message}", file=sys.stderr)
     return 2
 

@@ -360,11 +360,11 @@ def check_writable(directory: Path, overwrite: bool) -> None:
     check_idle(directory)
 
 
-def _parse(raw: bytes, path: Path, number: int) -> Any:
+def _parse(raw: bytes, where: str) -> Any:
     try:
         return json.loads(raw)
     except ValueError as error:
-        raise RecordError(f"{path}, line {number}: not JSON ({error})") from None
+        raise RecordError(f"{where}: not JSON ({error})") from None
 
 
 @dataclass
@@ -399,7 +399,7 @@ class Run:
         try:
             rows = [orjson.loads(raw) for raw in raw_lines]
         except ValueError:  # damage, or what only Python's reader knows (NaN): line by line
-            rows = [_parse(raw, path, number) for number, raw in enumerate(raw_lines, start=1)]
+            rows = [_parse(raw, f"{path}, line {i}") for i, raw in enumerate(raw_lines, start=1)]
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict):
                 raise RecordError(f"{path}, line {number}: not a JSON object")
@@ -423,10 +423,10 @@ class Run:
         *whole, _ = tail.split(b"\n")  # what follows the last newline is torn
         if not whole:
             return None
-        try:
-            return json.loads(whole[-1])
-        except ValueError as error:
-            raise RecordError(f"{path}, last line: not JSON ({error})") from None
+        row = _parse(whole[-1], f"{path}, last line")
+        if not isinstance(row, dict):
+            raise RecordError(f"{path}, last line: not a JSON object")
+        return row
 
     def _report(self, problem: str) -> None:
         if problem not in self.problems:

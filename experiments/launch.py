@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StudyError as error:
         return _bad_input(str(error))
     except OSError as error:
-        return _bad_input(": ".join(filter(None, (error.filename, error.strerror))))
+        return _bad_input(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -128,7 +128,13 @@ def in_queue(jobs: Sequence[pool.Job], options: argparse.Namespace) -> dict[str,
     """Return those of the jobs, by name, that are in Slurm's queue, where Slurm is asked for."""
     if options.cluster != "slurm":
         return {}
-    return cluster.in_queue(jobs, cluster.Cluster(options.cluster, dict(options.cluster_option)))
+    where = cluster.Cluster(options.cluster, dict(options.cluster_option))
+    try:
+        return cluster.in_queue(jobs, where)
+    except RuntimeError as error:  # submitit's errors are such: better stop than submit a run twice
+        raise StudyError(
+            f"cannot tell what is in Slurm's queue: {' '.join(str(error).split())}"
+        ) from None
 
 
 def start(
@@ -187,8 +193,9 @@ def run_study(
     planned = {run.name: run for run in study.runs}
     runs = {job.name: planned[job.name] for job in jobs}
     statuses = inspect_all(study, runs_dir)
-    for run in study.runs:  # some may have ended without a launcher
-        state.keep_log(run, runs_dir)
+    for run in study.runs:
+        if run.name not in runs:  # it may have ended after its launcher
+            state.keep_log(run, runs_dir)
     display.printer(console)(display.plan_line(study, list(runs.values())))
     statuses |= {name: Status(State.TO_DO) for name in runs}
     begin = time.monotonic()
@@ -220,24 +227,24 @@ def keep_copy(study: Study, path: Path, directory: Path) -> None:
     """Keep the study file with the records, so that a report can say what was asked.
 
     Raises:
-      StudyError: if the records there are of another study of the same name.
+      StudyError: if the records there are of a study of another title, or nobody can tell.
     """
     copy = directory / "study.toml"
-    if copy.exists() and path.samefile(copy):
-        return
-    if copy.exists() and (title := _title(copy)) not in (None, study.title):
-        raise StudyError(
-            f"{directory} holds the records of another study, {title!r}: choose another --runs-dir, or "
-            f"delete {copy}"
-        )
-    copy.write_bytes(path.read_bytes())
-
-
-def _title(copy: Path) -> str | None:
-    try:
-        return load_study(copy).title
-    except StudyError:
-        return None
+    if copy.exists():
+        if path.samefile(copy):
+            return
+        way_out = f"choose another --runs-dir, or delete {copy}"
+        try:
+            title = load_study(copy).title
+        except StudyError as error:
+            raise StudyError(f"{error}: {way_out}") from None
+        if title != study.title:
+            raise StudyError(
+                f"{directory} holds the records of another study, {title!r}: {way_out}"
+            )
+    new = copy.with_suffix(".new")
+    new.write_bytes(path.read_bytes())
+    new.replace(copy)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -252,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="run again what failed, deleting what it left behind",
+        help="run again what failed, from its last checkpoint or deleting what it left behind",
     )
     parser.add_argument(
         "--cluster",
@@ -343,7 +350,7 @@ def _status_after(ended: pool.Ended, on_disk: Status) -> Status:
     if on_disk.state is State.INTERRUPTED and state.gave_up(ended.exit_code):
         # where the disk is full, even its log cannot say so
         words = state.last_words(ended.job.log)
-        return Status(State.FAILED, f"exit code {ended.exit_code}: {words}")
+        return on_disk._replace(state=State.FAILED, note=f"exit code {ended.exit_code}: {words}")
     return on_disk
 
 

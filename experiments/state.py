@@ -37,7 +37,7 @@ class Status(NamedTuple):
     state: State
     note: str = ""
     seconds: float | None = None  # from start to end, of a completed run
-    resumable: bool = False  # of an interrupted run: it made checkpoints
+    resumable: bool = False  # it made checkpoints, and its record is not at its end
 
 
 def study_dir(run: PlannedRun, runs_dir: Path) -> Path:
@@ -58,11 +58,12 @@ def log_file(run: PlannedRun, runs_dir: Path) -> Path:
 def keep_log(run: PlannedRun, runs_dir: Path) -> None:
     """Put what a run has printed beside its record, if there is one: the same file, under a second name.
 
-    Before a run begins its record, there is no folder that its log could be in.
+    Before a run begins its record, there is no folder that its log could be in; and one that holds a log
+    alone would be in the way of the record.
     """
     log, folder = log_file(run, runs_dir), run_dir(run, runs_dir)
     beside = folder / "log.txt"
-    if not folder.is_dir() or beside.exists():
+    if not (folder / "run.json").exists() or beside.exists():
         return
     try:
         os.link(log, beside)
@@ -140,10 +141,11 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
     log = log_file(run, runs_dir)
     if not (same and log.exists()):  # not the launcher's own: it is not to be deleted unasked
         return Status(State.CHANGED, "interrupted earlier, with another command or by hand")
-    if gave_up(_exit_code(log)):  # before it began to go on, or where its record could not be ended
-        return Status(State.FAILED, last_words(log))
     made_checkpoints = bool(info.get("checkpoint_every"))
     resumable = systems.SYSTEMS[run.system].checkpoints is not None and made_checkpoints
+    code = _exit_code(log)
+    if gave_up(code):  # it could not end its record, or (bad input) not go on
+        return Status(State.FAILED, last_words(log), resumable=resumable and code != 2)
     return Status(State.INTERRUPTED, note, resumable=resumable)
 
 

@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 from plots import style
 
 MARKS = 4  # on a curve
-SHIFT = (5**0.5 - 1) / 2  # of the markers of a system against the one before: these never coincide
+SHIFT = (
+    5**0.5 - 1
+) / 2  # of the markers of a system against the one before: spreads any number of them
 AXES = {"step": "agent steps", "time": "wall time (s)"}
 
 

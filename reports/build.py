@@ -24,7 +24,7 @@ from analysis.output import bad_input
 from analysis.scores import EPISODES
 from analysis.tables import InputError, Tables, concat, quality_frame
 from cleanba.record import find_runs
-from experiments import state
+from experiments import state, systems
 from experiments.study import (
     DEFAULT_PRESET,
     Study,
@@ -88,7 +88,7 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
             raise ReportError(f"{page} was not made by this command: choose another --out")
     tables = read_tolerantly(runs)
     study = _planned_study(runs)
-    changed = _changed(study, runs) if study else ()
+    changed = _changed(study, runs, tables) if study else []
     done = summaries.completed(tables, changed)
     if not len(done.runs):
         said = ", by a command of its study" if changed else ""
@@ -187,7 +187,7 @@ def page_content(
         "title": study.title if study else f"Study {name}",
         "question": study.question if study else "",
         "sentences": content.summary_sentences(
-            found, len(tables.runs), len(done.runs), len(problems), len(planned)
+            found, len(tables.runs), len(done.runs), len(problems), len(planned), bool(changed)
         ),
         "episodes": EPISODES,
         "headline": content.headline(done, found),
@@ -237,10 +237,17 @@ def _planned_study(runs: Path) -> Study | None:
     return load_study(copy) if copy.is_file() else None
 
 
-def _changed(study: Study, runs: Path) -> list[str]:
-    """Return the planned runs whose records another command has made, such as that of an older study file."""
-    states = {run.name: state.inspect(run, runs.parent).state for run in study.runs}
-    return [name for name, one in states.items() if one is state.State.CHANGED]
+def _changed(study: Study, runs: Path, tables: Tables) -> list[str]:
+    """Return the runs that another command has completed, such as that of an older study file."""
+    done = {Path(run).name for run in summaries.completed(tables).runs["run"]}
+    folder = runs.resolve().parent
+    return [
+        run.name
+        for run in study.runs
+        if run.name in done
+        and run.system in systems.SYSTEMS  # of others nobody knows the command
+        and state.inspect(run, folder).state is state.State.CHANGED
+    ]
 
 
 def _commands(name: str, runs: Path, out: Path, study: Study | None) -> list[str]:
@@ -248,18 +255,23 @@ def _commands(name: str, runs: Path, out: Path, study: Study | None) -> list[str
     commands = []
     if study:
         runs_dir = content.neutral_path(str(runs.parent))
-        words = _study_words(study, runs / "study.toml") or [f"{paths['runs']}/study.toml"]
+        words = _study_words(study) or [f"{paths['runs']}/study.toml"]
         commands.append(["python", "-m", "experiments.launch", *words, "--runs-dir", runs_dir])
     options = ["--runs", paths["runs"], "--out", paths["out"]]
     commands.append(["python", "-m", "reports.build", name, *options])
     return [shlex.join(words) for words in commands]
 
 
-def _study_words(study: Study, copy: Path) -> list[str]:
-    """Return how the launcher is told of a study of the toolkit; nothing if this is none, or another form."""
+def _study_words(study: Study) -> list[str]:
+    """Return how the launcher is told of a study of the toolkit; nothing if it plans other runs."""
     preset = [] if study.preset == DEFAULT_PRESET else ["--preset", study.preset]
     name = study.name.removesuffix(f"-{study.preset}") if preset else study.name
-    same = name in study_names() and find_study(name).read_bytes() == copy.read_bytes()
+    try:
+        same = (
+            name in study_names() and load_study(find_study(name), study.preset).runs == study.runs
+        )
+    except StudyError:  # it has no such preset
+        same = False
     return [name, *preset] if same else []
 
 

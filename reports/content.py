@@ -630,9 +630,9 @@ def _counts(frame: pd.DataFrame) -> str:
 
 
 def summary_sentences(
-    found: Results, total: int, done: int, problems: int, planned: int
+    found: Results, total: int, done: int, problems: int, planned: int, changed: bool = False
 ) -> list[str]:
-    """Return the report in a few sentences."""
+    """Return the report in a few sentences; `changed`: whether some runs are not the study's any more."""
     known = [one for one in found.verdicts if one.same is not None]
     sentences = []
     if known:
@@ -645,7 +645,8 @@ def summary_sentences(
             f"settings ({pairs} pairs of runs, {compared:,} fingerprints compared)."
         )
     missing = f" {planned} are planned." if planned and planned != total else ""
-    sentences.append(f"{done} of {total} runs are completed.{missing}")
+    by = " by a command of the study" if changed else ""
+    sentences.append(f"{done} of {total} runs are completed{by}.{missing}")
     if len(found.targets):
         reached, asked = found.targets["reached"].sum(), found.targets["runs"].sum()
         sentences.append(f"{reached} of {asked} runs reached the return that the study asks for.")

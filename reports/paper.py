@@ -134,9 +134,8 @@ def _comparable(source: Source) -> Source:
     left_out = found.environments or found.systems
     if not left_out:
         return source
-    words = f"{source.words} · without {'; '.join(left_out)}"
-    none = summaries.of_runs(source.tables, ())
-    return source._replace(tables=found.tables or none, words=words)
+    rest = summaries.without(source.tables, found.environments, found.systems)
+    return source._replace(tables=rest, words=f"{source.words} · without {'; '.join(left_out)}")
 
 
 def _over_environments(

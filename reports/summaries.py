@@ -79,6 +79,17 @@ def of_runs(tables: Tables, names: Iterable[str]) -> Tables:
     return Tables(**frames)
 
 
+def without(tables: Tables, env_ids: Collection[str], systems: Collection[str]) -> Tables:
+    """Return tables without some environments and systems, these as `Comparable` names them."""
+    frames = {}
+    for name, frame in zip(Tables._fields, tables, strict=True):
+        if "env_id" in frame:
+            who = frame["system"].astype(str) + ", " + frame["setting"].astype(str)
+            frame = frame[~(frame["env_id"].isin(list(env_ids)) | who.isin(list(systems)))]
+        frames[name] = frame.reset_index(drop=True)
+    return Tables(**frames)
+
+
 def environments(tables: Tables) -> list[str]:
     """Return the environments of the runs, sorted."""
     return sorted(tables.runs["env_id"].astype(str).unique())
@@ -578,7 +589,7 @@ def problems(
       planned: names of the runs that the study plans; those without a record are problems.
       settings_vary: systems whose settings are to differ in more than hardware; of others,
         hyperparameters that differ between settings are a problem.
-      changed: names of planned runs whose records another command has made.
+      changed: names of planned runs that another command has completed.
     """
     planned = list(planned)
     checked = quality.check(tables).itertuples(index=False, name=None)
@@ -596,7 +607,8 @@ def problems(
         found += [(name, "not planned by the study") for name in sorted(present - set(planned))]
     what = "made by another command than the study's: left out of every figure and number"
     found += [(name, what) for name in changed]
-    done = completed(tables, changed).runs
+    complete = completed(tables, changed)
+    done = complete.runs
     setting = done["setting"].astype(object).where(done["system"].isin(list(settings_vary)), "")
     for (system, env_id, _), group in done.groupby(["system", "env_id", setting], observed=True):
         found += [
@@ -622,7 +634,7 @@ def problems(
         for run, versions in zip(done["run"], done["versions"], strict=True)
         if not isinstance(versions, dict)
     ]
-    found += _counted_twice(completed(tables, changed))
+    found += _counted_twice(complete)
     return list(dict.fromkeys(found))
 
 

@@ -2,6 +2,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import json
 import os
 import random
 import shutil
@@ -264,15 +265,51 @@ def test_a_full_disk_costs_the_run_that_met_it_alone(study, monkeypatch, capsys)
     assert "cannot be started: No space left on device" in capsys.readouterr().out
 
 
-def test_a_run_that_cannot_end_its_record_has_failed_and_is_tried_again_on_request(study, capsys):
-    assert study(behaviour="full disk", fail_seed=1) == 1
+@pytest.mark.parametrize("log_too", [False, True])
+def test_a_run_that_cannot_end_its_record_has_failed_and_is_tried_again_on_request(
+    study, monkeypatch, capsys, log_too
+):
     said = "OSError: [Errno 28] No space left on device"
-    assert f"failed: {NAMES[0]}: exit code 1: {said}" in capsys.readouterr().out
+    with monkeypatch.context() as patched:
+        if log_too:  # the launcher finds no room for a word about its end, either
+            patched.setattr(pool, "_note", lambda *_: None)
+        assert study(behaviour="full disk", fail_seed=1) == 1
+    assert (
+        f"failed: {NAMES[0]}: {'exit code 1: ' if log_too else ''}{said}" in capsys.readouterr().out
+    )
+    if log_too:
+        return
     assert study() == 1
     out = capsys.readouterr().out
     assert "to run now: 0 runs" in out
     assert f"failed: {NAMES[0]}: {said}" in out
     assert study("--retry") == 0
+
+
+@pytest.mark.parametrize(("code", "how"), [(1, "--resume"), (2, "--overwrite"), (-9, "--resume")])
+def test_what_failed_for_want_of_room_goes_on_from_its_checkpoint(tmp_path, code, how):
+    (tmp_path / "small.toml").write_text(STUDY)
+    run = load_study(tmp_path / "small.toml").runs[0]
+    folder, log = state.run_dir(run, tmp_path), state.log_file(run, tmp_path)
+    command = systems.command(run, tmp_path)
+    synthetic_runs.write_run(folder, status="running", steps=5_120, command=command)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"checkpoint_every": 2}))
+    log.parent.mkdir()
+    log.write_text(f"# now\nerror: no room\n{pool.ENDED} with exit code {code}\n")
+    status = state.inspect(run, tmp_path)
+    assert status.state is (State.INTERRUPTED if code < 0 else State.FAILED)
+    assert code < 0 or status.note == "error: no room"
+    assert state.how_again(status) == how
+
+
+def test_a_run_that_was_killed_before_its_record_began_is_begun_again(study):
+    """Also where its folder is there already: nothing is put into it that is no record."""
+    (study.folder / NAMES[0]).mkdir(parents=True)
+    (study.folder / "logs").mkdir()
+    (study.folder / "logs" / f"{NAMES[0]}.log").write_text("# now\n")
+    assert study() == 0
+    assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
 
 
 def test_records_of_another_study_of_the_same_name_are_left_alone(study, capsys):
@@ -284,6 +321,10 @@ def test_records_of_another_study_of_the_same_name_are_left_alone(study, capsys)
     assert "holds the records of another study, 'A study': choose another --runs-dir" in err
     assert err.count("\n") == 1
     assert (study.folder / "study.toml").read_bytes() == before
+    (study.folder / "study.toml").write_text("title = 1")
+    assert study() == 2
+    assert "study.toml: the study lacks 'question'" in capsys.readouterr().err
+    assert (study.folder / "study.toml").read_text() == "title = 1"
 
 
 def test_progress_is_the_last_whole_line_of_a_long_record(tmp_path, synthetic):
@@ -301,8 +342,9 @@ def test_progress_is_the_last_whole_line_of_a_long_record(tmp_path, synthetic):
     assert state.steps_done(run, tmp_path) == 512_000
     (folder / "updates.jsonl").write_text('{"step": 1}\n')
     assert state.steps_done(run, tmp_path) == 1
-    (folder / "updates.jsonl").write_text('{"step": 1')
-    assert state.steps_done(run, tmp_path) == 0
+    for damaged in ('{"step": 1', "3\n", "}\n"):
+        (folder / "updates.jsonl").write_text(damaged)
+        assert state.steps_done(run, tmp_path) == 0
 
 
 def test_on_a_terminal_a_table_shows_where_the_study_stands(tmp_path):

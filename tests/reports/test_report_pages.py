@@ -519,7 +519,8 @@ def test_runs_that_are_not_the_study_s_are_named_and_those_of_other_commands_lef
     html, markdown = pages(place, "cleanrl")
     planned = len(study.runs)
     for text in (visible_text(html), markdown):
-        assert f"{planned} of {planned + 1} runs are completed. {planned} are planned." in text
+        said = f"{planned} of {planned + 1} runs are completed by a command of the study."
+        assert f"{said} {planned} are planned." in text
         for name, what in (
             (changed.name, "made by another command than the study's: left out of every figure"),
             (mine.name, "not planned by the study"),
@@ -533,11 +534,24 @@ def test_runs_that_are_not_the_study_s_are_named_and_those_of_other_commands_lef
         build.build("cleanrl", place / "runs/cleanrl", place / "reports/cleanrl")
 
 
+def test_runs_of_other_commands_are_left_out_wherever_the_page_is_made(place, monkeypatch):
+    run, *_ = run_study(place / "runs", "cleanrl").runs
+    text = find_study("cleanrl").read_text().replace("cleanrl_ppo", "gone_ppo")
+    (place / "runs/cleanrl/study.toml").write_text(text)  # of a system that is no more, too
+    header = place / "runs/cleanrl" / run.name / "run.json"
+    info = json.loads(header.read_text())
+    header.write_text(json.dumps(info | {"command": [*info["command"], "--learning-rate", "1"]}))
+    monkeypatch.chdir(place / "runs/cleanrl")
+    assert build.main(["cleanrl", "--runs", ".", "--out", str(place / "reports/cleanrl")]) == 0
+    _, markdown = pages(place, "cleanrl")
+    assert markdown.count("made by another command than the study's") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "folder", "command"),
     [
         (None, "cleanrl", "experiments.launch cleanrl --runs-dir runs"),
-        ("# mine\n", "cleanrl", "experiments.launch runs/cleanrl/study.toml --runs-dir runs"),
+        ("00", "cleanrl", "experiments.launch runs/cleanrl/study.toml --runs-dir runs"),
         (None, "base-paper", "experiments.launch base --preset paper --runs-dir runs"),
     ],
 )
@@ -545,7 +559,10 @@ def test_a_page_says_the_command_of_the_study_that_its_records_are_of(place, tex
     name = folder.partition("-")[0]
     file = place / "runs" / folder / "study.toml"
     file.parent.mkdir(parents=True)
-    file.write_text((text or "") + find_study(name).read_text())
+    steps = re.compile("(total_timesteps = .*)")
+    file.write_text(
+        "# a comment\n" + steps.sub(rf"\g<1>{text or ''}", find_study(name).read_text())
+    )
     run = load_study(file).runs[0]
     write_run(
         file.parent / run.name, run.system, run.setting.name, run.env_id, run.seed, steps=5_120
