@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from baselines import run_log
-from baselines.one_environment import Environment
+from baselines.one_environment import Environment, as_stepped
 from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import IndexQueue, share_parameters, shared_tensor
 from baselines.torch_losses import clipped_surrogate, generalized_returns
@@ -178,13 +178,6 @@ class Shared(NamedTuple):
     full: IndexQueue  # environments that have filled their part of the storage
 
 
-def channels_first(image: np.ndarray) -> np.ndarray:
-    """Return an image as torch has them; football's channels come last. Other observations stay."""
-    if image.ndim == 3 and image.shape[-1] < image.shape[0]:
-        return np.moveaxis(image, -1, 0)
-    return image
-
-
 def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
     """Allocate what the processes share, before they are forked."""
     share_parameters(network)
@@ -225,7 +218,7 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
         inference_time = env_time = 0.0
         for t in range(args.sync_interval):
             at = (storage, t, env_index)
-            views.obs[at] = channels_first(last.obs)
+            views.obs[at] = last.obs
             views.uniforms[at] = rng.random()
             position[env_index] = storage, t
             then = clock()
@@ -240,7 +233,7 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
             views.episode_returns[at] = last.episode_return
             views.episode_lengths[at] = last.episode_length
             env_time += clock() - now
-        views.obs[storage, args.sync_interval, env_index] = channels_first(last.obs)
+        views.obs[storage, args.sync_interval, env_index] = last.obs
         views.times[storage, env_index] = Times(clock(), inference_time, env_time)
         shared.full.put(env_index)
 
@@ -525,7 +518,7 @@ def prepare(args: Args) -> Plan:
         )
         if not spec.obs_shape:
             raise ValueError(f"--env-id {args.env_id}: its observations are single numbers")
-        spec = spec._replace(obs_shape=channels_first(np.empty(spec.obs_shape)).shape)
+        spec = as_stepped(spec)
         images = len(spec.obs_shape) == 3
         name = "nature" if args.network == "auto" and images else args.network
         name = run_log.choose_network(name, spec)

@@ -31,7 +31,7 @@ import torch
 import tyro
 
 from baselines import run_log
-from baselines.one_environment import Environment, Step
+from baselines.one_environment import Environment, Step, as_stepped
 from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import (
     LARGEST_QUEUE,
@@ -604,6 +604,7 @@ def prepare(args: Args) -> Plan:
             overwrite=args.overwrite or args.mode == "test",
             preprocessing=args.atari_preprocessing,
         )
+        spec = as_stepped(spec)
         name = run_log.choose_network(args.network, spec)
         torch.manual_seed(args.seed)
         network = make_network(name, spec.obs_shape, spec.num_actions, use_lstm=args.use_lstm)

@@ -4,11 +4,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cleanba.environments import make_envs
+from cleanba.environments import EnvSpec, make_envs
+
+
+def channels_first(image: np.ndarray) -> np.ndarray:
+    """Return an image as torch has them; football's channels come last. Other observations stay."""
+    if image.ndim == 3 and image.shape[-1] < image.shape[0]:
+        return np.moveaxis(image, -1, 0)
+    return image
+
+
+def as_stepped(spec: EnvSpec) -> EnvSpec:
+    """Return the description of an environment whose observations are those of `Environment`."""
+    return spec._replace(obs_shape=channels_first(np.empty(spec.obs_shape)).shape)
 
 
 class Step(NamedTuple):
-    """What an environment answers to an action."""
+    """What an environment answers to an action; images have their channels first."""
 
     obs: np.ndarray
     reward: float  # unclipped
@@ -28,7 +40,7 @@ class Environment:
     def initial(self) -> Step:
         """Reset it."""
         obs, _ = self._envs.reset()
-        return Step(obs[0], 0.0, True, 0.0, 0)
+        return Step(channels_first(obs[0]), 0.0, True, 0.0, 0)
 
     def step(self, action: int) -> Step:
         """Take an action."""
@@ -37,11 +49,11 @@ class Environment:
         self._return += reward
         self._length += 1
         done = bool(terminated[0] or truncated[0])
-        result = Step(obs[0], reward, done, self._return, self._length)
+        result = Step(channels_first(obs[0]), reward, done, self._return, self._length)
         if done:
             # EnvPool resets an environment on the step after its episode ended, whatever its action:
             # taken here, so that no rollout holds a step that is not real.
             obs = self._envs.step(np.array([0], np.int32))[0]
-            result = result._replace(obs=obs[0])
+            result = result._replace(obs=channels_first(obs[0]))
             self._return, self._length = 0.0, 0
         return result

@@ -17,6 +17,7 @@ import rlax
 import torch
 
 from baselines import hts_rl
+from baselines.one_environment import channels_first
 from baselines.torch_networks import make_network
 from cleanba.command_line import BadInput
 from cleanba.record import read_run
@@ -280,8 +281,8 @@ def test_the_same_bits_for_1_2_4_and_8_actors(tmp_path, name):
 
 def test_football_is_learned_from_with_channels_first_and_the_same_bits(tmp_path):
     image = np.arange(72 * 96 * 4, dtype=np.uint8).reshape(72, 96, 4)
-    assert (hts_rl.channels_first(image) == image.transpose(2, 0, 1)).all()
-    assert hts_rl.channels_first(image.transpose(2, 0, 1)).shape == (4, 72, 96)
+    assert (channels_first(image) == image.transpose(2, 0, 1)).all()
+    assert channels_first(image.transpose(2, 0, 1)).shape == (4, 72, 96)
     env_id = "gfootball/academy_empty_goal_close-v1"
     results = []
     for actors in (1, 3):

@@ -244,6 +244,16 @@ def test_an_lstm_and_the_nature_network_learn_from_atari(tmp_path):
     assert record.info["hyperparameters"]["use_lstm"]
 
 
+def test_football_s_images_are_learned_from(tmp_path):
+    run(
+        tmp_path, env="gfootball/academy_empty_goal_close-v1", network="nature", num_actors=2,
+        batch_size=2, unroll_length=5, total_steps=40, disable_cuda=True,
+    )  # fmt: skip
+    record = record_in(tmp_path)
+    assert record.completed
+    assert len(record.lines("updates")) == 4
+
+
 def test_a_trained_model_can_be_tested(tmp_path):
     run(tmp_path, total_steps=400)
     done = run(tmp_path, total_steps=400, mode="test")
