@@ -108,6 +108,13 @@ def test_a_part_without_data_has_no_heading(place):
     html, markdown = pages(place, "small")
     assert "Where the time went" not in visible_text(html) + markdown
     assert "#time" not in html
+    assert "Every pair of runs" in html
+    for path in (place / "runs/small").glob("*__a0-l0,1-t2__*"):
+        shutil.rmtree(path)
+    assert build.main(["small"]) == 0
+    html, _ = pages(place, "small")
+    assert "No system has completed runs under two hardware settings." in html
+    assert "Every pair of runs" not in html
     assert "## Speed" in markdown
 
 
