@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cleanba.checkpoints import newest
 from cleanba.record import read_run
 
 from .conftest import ROOT, SLURM, SMALL, lines, outcome
@@ -144,7 +145,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
         if read_run(runs.path("killed")).completed:  # it was done before its time
             shutil.rmtree(runs.path("killed"))
             runs("killed", "--resume", "--checkpoint-every", "4", kill=("half-line", "12"))
-    if not resumed_at(runs.path("killed")):  # each time it was killed before its first checkpoint
+    if newest(runs.path("killed")) is None:  # each time it was killed before its first checkpoint
         runs("killed", "--resume", "--checkpoint-every", "4", kill=("half-line", "12"))
     # Resumed for the last time on another layout: no setting of the hardware is in a checkpoint.
     runs("killed", "--resume", "--checkpoint-every", "4", "--learner-device-ids", "0", "1")
