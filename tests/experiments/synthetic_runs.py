@@ -255,6 +255,7 @@ def main():
             os.kill(os.getpid(), signal.SIGKILL)
         if behaviour == "slow":
             try:
+                print("asleep", flush=True)
                 time.sleep(60)
             except SystemExit:
                 writer.close("interrupted", "SIGTERM")
