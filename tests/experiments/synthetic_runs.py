@@ -258,6 +258,7 @@ def main():
             os._exit(1)
         if behaviour == "slow":
             try:
+                print("asleep", flush=True)
                 time.sleep(60)
             except SystemExit:
                 writer.close("interrupted", "SIGTERM")

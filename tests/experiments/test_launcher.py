@@ -451,10 +451,12 @@ def start_launcher(tmp_path, behaviour):
     )
 
 
-def wait_for_running(folder, count):
+def wait_for_running(folder):
+    """Wait until the runs that a launcher has begun have written their few lines, and sleep."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        if list(statuses(folder).values()).count("running") >= count:
+        logs = [path.read_text() for path in folder.glob("logs/*.log")]
+        if logs and all("asleep" in log for log in logs):
             return
         time.sleep(0.1)
     raise AssertionError("the runs did not start")
@@ -463,8 +465,7 @@ def wait_for_running(folder, count):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_launcher_ends_its_runs_and_can_be_started_again(tmp_path, study, number):
     launcher = start_launcher(tmp_path, "slow")
-    wait_for_running(study.folder, 1)
-    time.sleep(0.3)  # the runs write their few lines, then sleep
+    wait_for_running(study.folder)
     launcher.send_signal(number)
     out, _ = launcher.communicate(timeout=30)
     assert launcher.returncode == 128 + number
@@ -506,33 +507,28 @@ def test_a_run_that_was_killed_with_its_launcher_before_its_record_began_is_stil
 
 def test_after_a_killed_launcher_the_next_one_waits_for_the_runs_it_left_behind(tmp_path, study):
     launcher = start_launcher(tmp_path, "slow")
-    wait_for_running(study.folder, 1)
+    wait_for_running(study.folder)
+    orphans = psutil.Process(launcher.pid).children()
     launcher.kill()
     launcher.communicate()
     with open(study.folder / ".launch.lock") as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     second = start_launcher(tmp_path, "slow")
     assert "waiting for them to end" in second.stdout.readline()
-    orphans = [
-        int(path.name)
-        for path in Path("/proc").glob("[0-9]*")
-        if b"synthetic_runs.py" in read(path / "cmdline")
-        and str(tmp_path).encode() in read(path / "cmdline")
-    ]
+    begun = psutil.Process(second.pid).children
+    time.sleep(1.0)  # several looks at the lock
+    assert not begun()
     for orphan in orphans:
-        os.kill(orphan, signal.SIGTERM)
-    wait_for_running(study.folder, 1)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    deadline = time.monotonic() + 30
+    while not begun() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert begun()
     second.send_signal(signal.SIGTERM)
     second.communicate(timeout=30)
     assert study() == 0
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
-
-
-def read(path):
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 @pytest.mark.parametrize(
