@@ -475,7 +475,7 @@ def _judge(
     )
     fewest = min(len(side[env]) for side in (first, second) for env in shared)
     if fewest < bootstrap.FEW_RUNS:
-        notes.append(f"{fewest} runs per environment on a side")
+        notes.append(f"{fewest} run{'s' * (fewest != 1)} per environment on a side")
     return {
         "verdict": "identical" if identical else result.verdict,
         "p": result.p,
