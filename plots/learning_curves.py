@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from plots import style
 
 MARKS = 4  # on a curve
-SHIFT = (
-    5**0.5 - 1
-) / 2  # of the markers of a system against the one before: spreads any number of them
+# Of the markers of a system against the one before: the golden ratio spreads any number of them.
+SHIFT = (5**0.5 - 1) / 2
 AXES = {"step": "agent steps", "time": "wall time (s)"}
 
 
