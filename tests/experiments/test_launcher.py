@@ -308,7 +308,9 @@ def test_a_run_that_was_killed_before_its_record_began_is_begun_again(study):
     (study.folder / NAMES[0]).mkdir(parents=True)
     (study.folder / "logs").mkdir()
     (study.folder / "logs" / f"{NAMES[0]}.log").write_text("# now\n")
-    assert study() == 0
+    assert study(behaviour="import", fail_seed=1) == 1
+    assert not list((study.folder / NAMES[0]).iterdir())
+    assert study("--retry") == 0
     assert statuses(study.folder) == dict.fromkeys(NAMES, "completed")
 
 
@@ -338,7 +340,10 @@ def test_progress_is_the_last_whole_line_of_a_long_record(tmp_path, synthetic):
     assert (folder / "updates.jsonl").stat().st_size > 3 * record.TAIL_BYTES
     assert state.steps_done(run, tmp_path) == 512_000
     with (folder / "updates.jsonl").open("a") as file:
-        file.write('{"step": 9' + "9" * record.TAIL_BYTES)  # torn
+        file.write("9" * (record.TAIL_BYTES - 9))  # torn; the last line's end is in the last block
+        file.flush()
+        assert state.steps_done(run, tmp_path) == 512_000
+        file.write("9" * 9)
     assert state.steps_done(run, tmp_path) == 512_000
     (folder / "updates.jsonl").write_text('{"step": 1}\n')
     assert state.steps_done(run, tmp_path) == 1
