@@ -141,8 +141,10 @@ def test_the_paper_s_lag_study_is_the_command_lines_of_appendix_g(tmp_path):
 
 def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
     planned = ["python", "cleanba/cleanba_ppo.py", "--seed", "1", "--runs-dir", "runs"]
+    planned += ["--study", "base"]
     script = "cleanba/cleanba_ppo.py"
     elsewhere = ["/x/cleanba_ppo.py", "--seed", "1", "--runs-dir", "/tmp/x", "--overwrite"]
+    elsewhere += ["--study", "base-again"]
     assert systems.same_run(elsewhere, planned, script)
     assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, script)
     assert systems.same_run(["converted from a log"], planned, script)
