@@ -120,7 +120,7 @@ def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
     make("report", f"STUDY={study}")
     assert "A small study" in (reports / "base" / "index.html").read_text()
     # not "base", which is another study
-    assert "experiments.launch …/study.toml" in (reports / "base" / "README.md").read_text()
+    assert "experiments.launch '…/base/study.toml'" in (reports / "base" / "README.md").read_text()
     make("reports")
     assert "A small study" in (reports / "index.html").read_text()
     assert run.name in make("lag", f"RUN={run}")
