@@ -678,7 +678,7 @@ def test_the_record_is_described_and_a_preempted_rollout_is_shorter(tmp_path):
 def test_sac_learns_from_several_collection_workers_with_priorities(tmp_path):
     process = start(
         tmp_path, "--agent", "sac", "--scheme", "ape-x", "--env-id", "Pendulum-v1", "--start-steps", 512,
-        "--num-updates", 8, "--total-timesteps", 4096, num_steps=64,
+        "--num-updates", 8, "--total-timesteps", 16_384, num_steps=64,
     )  # fmt: skip
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -686,7 +686,7 @@ def test_sac_learns_from_several_collection_workers_with_priorities(tmp_path):
     assert record.info["hyperparameters"]["priority_exponent"] == 0.6
     assert {r["actor"] for r in record.lines("rollouts")} == {0, 1}
     updates = record.lines("updates")
-    assert updates[-1]["step"] >= 4096
+    assert updates[-1]["step"] >= 16_384
     assert updates[-1]["value_loss"] != updates[0]["value_loss"]
 
 
