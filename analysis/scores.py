@@ -222,8 +222,8 @@ def hts_metrics(
     Args:
       tables: as read by an importer.
       targets: scores for the required time metric (points).
-      time_limit: seconds, for the final time metric; by default, as in the paper, when the fastest
-        run on the same environment ended.
+      time_limit: seconds, for the final time metric; by default when the first run on the same
+        environment ended (in the paper, when the fastest system did).
       window: number of episodes.
 
     Returns:

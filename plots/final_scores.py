@@ -30,7 +30,7 @@ def draw(scores: pd.DataFrame, look: style.Look, source: str) -> Figure:
             panel.margins(x=0.12)
             panel.xaxis.get_major_locator().set_params(nbins=4)
         style.systems_and_settings_legend(figure, look, scores, lines=False)
-        style.source_line(figure, f"{style.seeds_text(scores['runs'])} · {source}")
+        style.source_line(figure, style.sentence(style.seeds_text(scores["runs"]), source))
     return figure
 
 

@@ -47,11 +47,11 @@ def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> 
             panel.margins(x=0.12)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
         with_interval = aggregates["low"].notna().any()
-        bars = ["bars: 95% stratified bootstrap intervals"] if with_interval else []
+        bars = "bars: 95% stratified bootstrap intervals" if with_interval else ""
         counts = style.counts_text(aggregates["runs"])
         environments = style.counts_text(aggregates["environments"], "environments")
         note = ", ".join(part for part in (counts, environments) if part)
-        first = " · ".join([what, *bars, note, source])
+        first = style.sentence(what, bars, note, source)
         notes = " · ".join(text for text in aggregates["note"].unique() if text)
         style.source_line(figure, f"{first}\n{notes}" if notes else first)
     return figure

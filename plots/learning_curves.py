@@ -44,7 +44,8 @@ def draw(
         for panel in axes[:: style.PANELS_PER_ROW]:
             panel.set_ylabel(what)
         style.systems_and_settings_legend(figure, look, curves)
-        style.source_line(figure, f"{style.seeds_text(curves['runs'])} · {source}")
+        bands = style.bands_text(curves, "95% bootstrap over seeds")
+        style.source_line(figure, style.sentence(style.seeds_text(curves["runs"]), bands, source))
     return figure
 
 

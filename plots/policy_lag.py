@@ -46,8 +46,9 @@ def draw(
             panel.grid(axis="y", visible=False)
         style.source_line(
             figure,
-            "height: share of rollouts; right: mean · "
-            f"{style.seeds_text(shares['runs'])} · {source}",
+            style.sentence(
+                "height: share of rollouts; right: mean", style.seeds_text(shares["runs"]), source
+            ),
         )
     return figure
 

@@ -32,5 +32,5 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
         panel.set_xlabel("minutes per run" if unit == 60 else "seconds per run")
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
-        style.source_line(figure, f"{style.counts_text(times['runs'])} · {source}")
+        style.source_line(figure, style.sentence(style.counts_text(times["runs"]), source))
     return figure

@@ -59,5 +59,5 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
             for setting in look.settings
         ]
         style.legend(figure, handles, look.settings)
-        style.source_line(figure, f"{style.seeds_text(speeds['runs'])} · {source}")
+        style.source_line(figure, style.sentence(style.seeds_text(speeds["runs"]), source))
     return figure

@@ -9,11 +9,19 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from plots import style
 
+STEPS_PER_SECOND = "steps per second"
 IDEAL = {"color": style.GREY, "lw": 1.0, "ls": (0, (4, 2))}
 
 
-def draw(speeds: pd.DataFrame, look: style.Look, source: str, what: str, ideal: str = "") -> Figure:
-    """Draw one panel per environment, one line per system, both axes logarithmic.
+def draw(
+    speeds: pd.DataFrame,
+    look: style.Look,
+    source: str,
+    what: str,
+    ideal: str = "",
+    y: str = STEPS_PER_SECOND,
+) -> Figure:
+    """Draw one panel per environment, one line per system; the axes of x and of speeds are logarithmic.
 
     Args:
       speeds: rows of `reports.summaries.speed_by`: system, env_id, x (more than 0), sps (mean), runs, each
@@ -23,6 +31,7 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str, what: str, ideal: 
       source: where the data come from, in a few words.
       what: the x axis.
       ideal: what the line of `ideal` is called.
+      y: what is drawn in place of steps per second, such as ratios of them: from 0 on.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(speeds["env_id"].unique())
@@ -41,10 +50,15 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str, what: str, ideal: 
                         row.note, (row.x, row.sps), (0, -8), textcoords="offset points",
                         ha="center", va="top", fontsize=7,
                     )  # fmt: skip
-            _label_axes(panel, np.sort(here["x"].unique()), here["sps"].min())
+            _label_axes(panel, np.sort(here["x"].unique()))
+            if y == STEPS_PER_SECOND:
+                _label_speeds(panel, here["sps"].min())
+            else:
+                panel.axhline(1, **IDEAL)
+                panel.set_ylim(0, 1.15 * here["each"].explode().max())
             panel.set_title(env_id)
             panel.set_xlabel(what)
-            panel.set_ylabel("steps per second")
+            panel.set_ylabel(y)
         systems = sorted(speeds["system"].unique())
         handles = [
             Line2D([], [], color=look.colour(s, look.settings[0]), marker=look.marker(s), ms=4)
@@ -52,17 +66,20 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str, what: str, ideal: 
         ]
         handles += [Line2D([], [], **IDEAL)] if ideal else []
         style.legend(figure, handles, [*systems, *([ideal] if ideal else [])])
-        style.source_line(figure, f"{style.seeds_text(speeds['runs'])} · {source}")
+        style.source_line(figure, style.sentence(style.seeds_text(speeds["runs"]), source))
     return figure
 
 
-def _label_axes(panel: mpl.axes.Axes, values: np.ndarray, lowest: float) -> None:
+def _label_axes(panel: mpl.axes.Axes, values: np.ndarray) -> None:
     panel.set_xscale("log")
-    panel.set_yscale("log")
     panel.xaxis.set_major_locator(FixedLocator(values))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
     panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_xlim(values[0] / 1.4, values[-1] * 1.4)
+
+
+def _label_speeds(panel: mpl.axes.Axes, lowest: float) -> None:
+    panel.set_yscale("log")
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
     panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-    panel.set_xlim(values[0] / 1.4, values[-1] * 1.4)
     panel.set_ylim(lowest / 3, None)  # room for the notes below the points

@@ -187,7 +187,6 @@ def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str 
 
 def source_line(figure: Figure, text: str) -> None:
     """Write the number of seeds and the source of the data below the panels."""
-    text = text.removeprefix(" · ")
     figure.supxlabel(text, fontsize=7, color=GREY, x=0.995, ha="right")
 
 
@@ -208,6 +207,16 @@ def counts_text(counts: Iterable[float], what: str = "runs") -> str:
         return ""
     low, high = values[0], values[-1]
     return f"{high:,} {what}" if low == high else f"{low:,} to {high:,} {what}"
+
+
+def sentence(*parts: str) -> str:
+    """Join what a figure says below its panels, without what is empty."""
+    return " · ".join(part for part in parts if part)
+
+
+def bands_text(drawn: pd.DataFrame, what: str) -> str:
+    """Say what the bands of a figure are; '' where it has none."""
+    return f"bands: {what}" if drawn["low"].notna().any() else ""
 
 
 def row_label(system: str, setting: str, look: Look) -> str:

@@ -63,7 +63,9 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
         style.legend(figure, handles, list(parts))
         style.source_line(
             figure,
-            f"upper bar: actors, lower bar: learner · {style.seeds_text(times['runs'])} · {source}",
+            style.sentence(
+                "upper bar: actors, lower bar: learner", style.seeds_text(times["runs"]), source
+            ),
         )
     return figure
 

@@ -550,6 +550,7 @@ def record_link(run: Path, out: Path) -> str:
 def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
     """Return title and caption of each figure, with the number of seeds and the source."""
     band = "95% bootstrap bands over seeds"
+    seeds = style.seeds_text(found.scores["runs"])
     texts = {
         "curves_steps": (
             "Learning curves against steps",
@@ -611,19 +612,20 @@ def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
         ),
     }
     return {
-        name: FigureText(name, title, f"{words} {_counts(frame)}; {source}.")
+        name: FigureText(name, title, f"{words} {_counts(frame, seeds)}; {source}.")
         for name, (title, words, frame) in texts.items()
         if len(frame)
     }
 
 
-def _counts(frame: pd.DataFrame) -> str:
-    """Say of how many seeds a figure is, or of how many runs, where it is over environments."""
+def _counts(frame: pd.DataFrame, seeds: str) -> str:
+    """Say of how many seeds a figure is, and where it is over environments, of how many runs and of these."""
     if "env_id" in frame:
         return style.seeds_text(frame["runs"])
     counts = (
-        style.counts_text(frame["runs"]),
+        seeds,
         style.counts_text(frame["environments"], "environments"),
+        style.counts_text(frame["runs"]),
     )
     notes = "; ".join(note for note in frame.get("note", pd.Series(dtype=object)).unique() if note)
     return ", ".join(counts) + (f" ({notes})" if notes else "")

@@ -61,7 +61,7 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
     """Return the table, as lines of Markdown.
 
     Args:
-      tables: completed runs of the Cleanba trainers.
+      tables: completed runs, of which those of the Cleanba trainers count.
       iterations: rows of it.
 
     Raises:
@@ -72,7 +72,8 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
         runs = [
             (run, rollouts)
             for run, rollouts in tables.rollouts.groupby("run", observed=True)
-            if str(rollouts["system"].iloc[0]).endswith("-sync") == synchronous
+            if (system := str(rollouts["system"].iloc[0])).startswith("cleanba_")
+            and system.endswith("-sync") == synchronous
         ]
         if not runs:
             raise InputError(f"no completed run of the {title.lower()}")

@@ -320,11 +320,7 @@ def speed_by_option(tables: Tables, name: str) -> pd.DataFrame:
     ]
     values = pd.to_numeric(pd.Series(values, index=tables.runs.index, dtype=object))
     frame = speed_by(tables, values.where(values > 0))
-    baseline = {
-        (str(row.system).removesuffix("-sync"), row.env_id, row.x): row.sps
-        for row in frame.itertuples()
-        if str(row.system).endswith("-sync")
-    }
+    baseline = _baselines(frame)
     frame["note"] = [
         f"{row.sps / baseline[key]:.2f}×"
         if (key := (str(row.system), row.env_id, row.x)) in baseline
@@ -332,6 +328,33 @@ def speed_by_option(tables: Tables, name: str) -> pd.DataFrame:
         for row in frame.itertuples()
     ]
     return frame
+
+
+def speedups(speeds: pd.DataFrame) -> pd.DataFrame:
+    """Return how many times as fast as its baseline each system is.
+
+    Args:
+      speeds: of `speed_by_option`.
+
+    Returns:
+      The rows of systems that have a baseline, with ratios to its mean speed for `sps` and `each`.
+    """
+    baseline = _baselines(speeds)
+    rows = [
+        row._replace(sps=row.sps / base, each=tuple(one / base for one in row.each))
+        for row in speeds.itertuples(index=False)
+        if (base := baseline.get((str(row.system), row.env_id, row.x)))
+    ]
+    return pd.DataFrame(rows, columns=speeds.columns)
+
+
+def _baselines(speeds: pd.DataFrame) -> dict[tuple, float]:
+    """Return the speed of each system's baseline, by the system's name, the environment and x."""
+    return {
+        (str(row.system).removesuffix("-sync"), row.env_id, row.x): row.sps
+        for row in speeds.itertuples()
+        if str(row.system).endswith("-sync")
+    }
 
 
 def time_table(tables: Tables) -> pd.DataFrame:

@@ -139,6 +139,31 @@ def test_the_paper_s_lag_study_is_the_command_lines_of_appendix_g(tmp_path):
         assert ("--learner-delay-seconds 1.0" in commands[name]) == (name == "delayed")
 
 
+@pytest.mark.parametrize(
+    ("name", "system", "hardware"),
+    [  # cores, GPUs, actors: section 5, and the thesis's figures 5.3 and C.2
+        ("base", "monobeast", (10, 1, 10)),
+        ("base", "moolib", (10, 1, 1)),
+        ("base", "cleanba_impala", (10, 1, 2)),
+        ("workstation", "monobeast", (80, 1, 80)),
+        ("workstation", "moolib", (80, 8, 8)),
+        ("workstation", "cleanba_impala", (46, 8, 2)),
+        ("moolib_sets", "moolib", (10, 1, 1)),
+        ("architectures", "cleanrl_ppo", (10, 1, 1)),
+        ("architectures", "cleanba_ppo-sync", (46, 8, 2)),
+    ],
+)
+def test_the_paper_s_sizes_ask_for_the_paper_s_hardware(name, system, hardware):
+    runs = [one for one in load_study(find_study(name), "paper").runs if one.system == system]
+    given = {(r.setting.cores, r.setting.gpus, r.setting.num_actor_threads) for r in runs}
+    assert given == {hardware}
+    assert {run.total_timesteps for run in runs} == {50_000_000}
+    if system == "monobeast":  # figure 2 alone has smaller batches
+        assert {(r.hyperparameters["batch_size"], r.hyperparameters["unroll_length"]) for r in runs} == {
+            (32, 20)
+        }  # fmt: skip
+
+
 def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
     planned = ["python", "cleanba/cleanba_ppo.py", "--seed", "1", "--runs-dir", "runs"]
     planned += ["--study", "base"]

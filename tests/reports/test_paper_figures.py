@@ -144,6 +144,27 @@ def test_speed_is_by_an_option_and_beside_the_baseline(tmp_path):
     frame = summaries.speed_by_option(importers.read([tmp_path]), "step_delay_seconds")
     assert frame["x"].tolist() == [0.01, 0.02, 0.01, 0.02]
     assert frame["note"].tolist() == ["1.50×", "4.00×", "2k", "500"]
+    ratios = summaries.speedups(frame)
+    assert ratios["system"].tolist() == ["hts_rl_ppo"] * 2
+    np.testing.assert_allclose(ratios["sps"], [1.5, 4.0])
+    np.testing.assert_allclose(ratios["each"].tolist(), [[1.5], [4.0]])
+    tables = importers.read([tmp_path])
+    look = style.look_of(tables.runs["system"], tables.runs["setting"])
+    source = paper.Source(tables, "here", look, "")
+    panel = paper.PARTS["speedup_by_variance"](source).axes[0]
+    np.testing.assert_allclose(panel.lines[0].get_xydata(), [[100, 1.5], [400, 4.0]])  # ms²
+
+
+def test_a_figure_says_of_how_many_seeds_it_is_and_what_its_bands_are(tmp_path):
+    """Those that are drawn of scores over environments, too."""
+    figure = paper.FIGURES["fig7"]
+    study = run_study(tmp_path, figure.study)
+    source = paper.read_runs(figure.study, tmp_path, "cpu")
+    for part in (*figure.parts, "returns"):
+        text = paper.PARTS[part](source).get_supxlabel()
+        assert "3 seeds" in text, part
+        assert f"study {study.name}" in text, part
+        assert ("95%" in text) == (part != "run_times"), part
 
 
 @pytest.mark.parametrize(("env_id", "end"), [("CartPole-v1", 1.1), ("Breakout-v5", 8.0)])

@@ -8,7 +8,7 @@ import pytest
 from synthetic_runs import run_study, write_run
 
 from analysis import importers, scaling
-from analysis.tables import InputError
+from analysis.tables import InputError, concat
 from cleanba import record
 from experiments.study import find_study, load_study
 from reports import paper_tables
@@ -36,6 +36,20 @@ def test_table_1_is_that_of_the_paper(tables):
         ["3", "π3 → D(π3)", "D(π3) → π4", "π2 → D(π2)", "D(π1) → π3"],
         ["4", "π4 → D(π4)", "D(π4) → π5", "π3 → D(π3)", "D(π2) → π4"],
     ]
+
+
+def test_trainers_of_others_are_not_in_table_1(tables, tmp_path):
+    """CleanRL's PPO is synchronous, but its name does not say so."""
+    header = {"system": "cleanrl_ppo", "setting": "base", "env_id": "Catch-v0", "seed": 1}
+    header |= {"hyperparameters": {}, "hardware": {}}
+    with record.RunWriter(tmp_path / "other", header) as writer:
+        for number in range(1, 6):
+            rollout = {"actor": 0, "rollout": number, "steps": 10, "wall_time": float(number)}
+            versions = {"version_first": number, "version_last": number, "learner_version": number}
+            writer.write("rollouts", [rollout | versions | {"versions": [[number, 10]]}])
+    both = concat([tables, importers.read([tmp_path])])
+    assert set(both.rollouts["system"].astype(str)) > set(tables.rollouts["system"].astype(str))
+    assert paper_tables.table1(both) == paper_tables.table1(tables)
 
 
 def test_runs_that_differ_or_mix_policies_are_refused(tables):
