@@ -32,6 +32,7 @@ WORK = {
 }
 ACTOR_WORK = ("environment", "inference", "for_parameters", "for_room")
 LEARNER_WORK = ("training", "learner_waiting")
+WAITING = ("for_parameters", "for_room", "learner_waiting")
 
 # By how much the times of a side may be more than the wall time, which begins in the middle of a rollout.
 OVERLAP = 0.05
@@ -413,8 +414,13 @@ def _times_spent(tables: Tables) -> Iterator[_TimeSpent]:
         steady = updates.iloc[SKIPPED_UPDATES:]
         if not len(steady) or steady[list(WORK.values())].isna().all().any():
             continue
-        seconds = clock[-1] - clock[SKIPPED_UPDATES - 1]
-        spent = {name: steady[column].sum() / seconds for name, column in WORK.items()}
+        begin = clock[SKIPPED_UPDATES - 1]
+        spent = {}
+        for name, column in WORK.items():
+            took = steady[column]
+            if name in WAITING:  # it may have begun long before: for a learner that compiled
+                took = took.clip(upper=steady["wall_time"] - begin)
+            spent[name] = took.sum() / (clock[-1] - begin)
         for name in ACTOR_WORK:
             spent[name] *= rollouts_per_actor[key[-1]]
         for name in LEARNER_WORK:

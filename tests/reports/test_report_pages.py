@@ -244,6 +244,22 @@ def test_a_record_that_counts_time_twice_is_a_problem_with_the_data(place, colle
     assert ((folder.name, what) in found) == named
 
 
+def test_a_wait_before_the_first_update_that_counts_is_not_of_the_time_after_it(place):
+    """Actors of monobeast fill all buffers, and then wait until the learner has started."""
+    folder = place / "runs/schemes/one__control__Catch-v0__s1"
+    monobeast_run(folder, "control", 1, 4, 8)
+    usual = summaries.time_table(read_records([folder])).iloc[0]
+    updates = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
+    for update in updates[6:10]:
+        update["rollout_queue_put_time"] = 5.0
+    (folder / "updates.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in updates))
+    tables = read_records([folder])
+    assert not summaries.problems(tables)
+    row = summaries.time_table(tables).iloc[0]
+    # a quarter of what is learned from is an actor's, and these four come within 0.5 s of 9.5
+    assert 0 < row["actor_waiting"] - usual["actor_waiting"] < 0.25 * 4 * 0.5 / 9.5
+
+
 def test_the_html_page_needs_nothing_but_itself(quickstart):
     html, _ = pages(quickstart)
     without_images = re.sub(r'src="data:[^"]*"', "", html)
