@@ -206,6 +206,7 @@ def counts_text(counts: Iterable[float], what: str = "runs") -> str:
     if not values:
         return ""
     low, high = values[0], values[-1]
+    what = what.removesuffix("s") if high == 1 else what
     return f"{high:,} {what}" if low == high else f"{low:,} to {high:,} {what}"
 
 

@@ -101,6 +101,16 @@ def test_no_two_texts_overlap(draw, name):
         assert not (across > 1 and down > 1), (a, b)
 
 
+def test_counts_are_words_of_their_number():
+    assert style.counts_text([1, 1.0], "environments") == "1 environment"
+    assert style.counts_text([1, np.nan, 57], "environments") == "1 to 57 environments"
+    assert style.counts_text([1_000]) == "1,000 runs"
+    assert style.counts_text([np.nan]) == ""
+    assert style.seeds_text([1]) == "1 seed"
+    assert style.seeds_text([1, 3]) == "1 to 3 seeds"
+    assert style.sentence("", "a", "", "b") == "a · b"
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(draw, name):
     texts = " ".join(text.get_text() for text in shown_texts(draw[name]()))
