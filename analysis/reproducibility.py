@@ -6,6 +6,7 @@ one-sided tests on the interquartile mean of the scores and on the area under th
 this large too seldom. *undecided*: neither; then about how many more seeds would decide.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import NormalDist
@@ -167,7 +168,8 @@ def compare_curves(
       second: the same under the second, environments in the same order.
       margin: as a share of the first setting's value.
       alpha: of both tests.
-      permutations: of settings among the runs of each environment; also bootstrap replicates.
+      permutations: of settings among the runs of each environment, all of them where they are no more;
+        also bootstrap replicates.
       seed: of both.
     """
     grids = np.broadcast_to(grid, (len(first), np.shape(grid)[-1]))
@@ -218,7 +220,13 @@ def _stretch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _permute(
     pooled: Sequence[int], sizes: Sequence[int], permutations: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return which runs count as the first setting's: 0 or 1, `[N, permutations]`; first: as is."""
+    """Return which runs count as the first setting's: 0 or 1, `[N, permutations]`; first: as is.
+
+    All ways where there are no more than that: a few drawn ones could say a smaller p than there can be.
+    """
+    ways = [math.comb(total, size) for total, size in zip(pooled, sizes, strict=True)]
+    if math.prod(ways) <= permutations:
+        return _all_ways(pooled, sizes)
     rows = []
     for total, size in zip(pooled, sizes, strict=True):
         ranks = rng.random((total, permutations)).argsort(axis=0).argsort(axis=0)
@@ -226,6 +234,18 @@ def _permute(
         label[:, 0] = np.arange(total) < size
         rows.append(label)
     return np.concatenate(rows)
+
+
+def _all_ways(pooled: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    """Return every way to choose the first setting's runs: 0 or 1, `[N, ways]`; first: as is."""
+    labels = []
+    for total, size in zip(pooled, sizes, strict=True):
+        chosen = np.array(list(combinations(range(total), size)))
+        label = np.zeros((total, len(chosen)))
+        label[chosen.T, np.arange(len(chosen))] = 1.0
+        labels.append(label)
+    which = np.indices([label.shape[1] for label in labels]).reshape(len(labels), -1)
+    return np.concatenate([label[:, one] for label, one in zip(labels, which, strict=True)])
 
 
 def _permuted_difference(

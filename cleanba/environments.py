@@ -20,7 +20,7 @@ MAX_SEED = 2**17 - 1
 
 # Machado et al. (2018), https://arxiv.org/abs/1709.06009, table 5, as in section 5 of the Cleanba
 # paper: 84x84 grey, 4 stacked frames, action repeat 4, sticky actions 0.25, the full action space,
-# no loss-of-life signal, 108,000 frames (27,000 agent steps) at most. The no-ops are EnvPool's default.
+# no loss-of-life signal, 108,000 frames (27,000 agent steps) at most. No-ops: as EnvPool's default.
 _MACHADO = dict(
     img_height=84,
     img_width=84,

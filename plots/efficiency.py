@@ -36,7 +36,7 @@ def draw(
         style.systems_and_settings_legend(figure, look, drawn)
         environments = style.counts_text(drawn["environments"], "environments")
         note = f"{style.counts_text(drawn['runs'])}, {environments}"
-        bands = style.bands_text(drawn, "95% stratified bootstrap")
+        bands = style.bands_text(drawn, "95% stratified bootstrap over seeds")
         ends = "a curve ends with its first run to end"
         style.source_line(figure, f"{style.sentence(bands, ends)}\n{style.sentence(note, source)}")
     return figure

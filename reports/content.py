@@ -572,8 +572,8 @@ def figure_texts(found: Results, source: str) -> dict[str, FigureText]:
         ),
         "efficiency": (
             "Normalised scores against steps and time",
-            f"Median over environments of the mean normalised score, {band}. A curve ends where its first "
-            "run ends.",
+            "Median over environments of the mean normalised score, 95% stratified bootstrap bands over "
+            "seeds. A curve ends where its first run ends.",
             pd.concat(found.efficiency.values()) if found.efficiency else pd.DataFrame(),
         ),
         "final_scores": (

@@ -418,7 +418,7 @@ def _times_spent(tables: Tables) -> Iterator[_TimeSpent]:
         spent = {}
         for name, column in WORK.items():
             took = steady[column]
-            if name in WAITING:  # it may have begun long before: for a learner that compiled
+            if name in WAITING:  # it may have begun long before: for a learner that had not started
                 took = took.clip(upper=steady["wall_time"] - begin)
             spent[name] = took.sum() / (clock[-1] - begin)
         for name in ACTOR_WORK:

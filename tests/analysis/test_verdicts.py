@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from analysis import reproducibility
+from analysis import aggregates, reproducibility
 from analysis.importers.records import read_records
 from analysis.scores import final_scores
 from experiments.benchmark_analysis import simulated_curves, verdict_rates
@@ -45,6 +46,24 @@ def test_p_values_are_uniform_without_a_difference():
         for _ in range(200)
     ]
     assert np.mean(values) == pytest.approx(0.5, abs=4 * np.sqrt(1 / 12 / 200))
+
+
+def test_where_there_are_few_permutations_p_is_of_all_of_them():
+    rng = np.random.default_rng(3)
+    grid = np.arange(1.0, 6.0)
+    first, second = rng.normal(0, 1, (4, 5)), rng.normal(1, 1, (4, 5))
+    found = reproducibility.compare_curves(grid, [first], [second]).outcomes["final"]
+    oracle = stats.permutation_test(
+        (first[:, -1], second[:, -1]),
+        lambda a, b: aggregates.iqm([b]) - aggregates.iqm([a]),
+        permutation_type="independent",
+        n_resamples=np.inf,
+    )
+    assert found.p == pytest.approx(oracle.pvalue)
+    # two environments with three runs a side: 20 x 20 ways, and each has its mirror image
+    apart = [np.zeros((3, 5)) + rng.normal(0, 0.01, (3, 1)) for _ in range(4)]
+    far = reproducibility.compare_curves(grid, apart[:2], [one + 1.0 for one in apart[2:]])
+    assert far.p == 2 / 400
 
 
 def test_where_the_difference_starts():
