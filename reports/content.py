@@ -671,17 +671,22 @@ def summary_sentences(
 
 
 def hardware_lines(runs: pd.DataFrame) -> list[str]:
-    """Describe, once each, the hardware that the runs found."""
-    lines = {}
-    for hardware in runs["hardware"]:
+    """Describe, once each, the hardware that the runs found, and under which settings where it differs."""
+    lines: dict[str, list[str]] = {}
+    for hardware, setting in zip(runs["hardware"], runs["setting"].astype(str), strict=True):
         if isinstance(hardware, Mapping):
             cores = hardware.get("cpu_affinity")
             parts = [str(hardware.get(name) or "") for name in ("platform", "device_kind")]
-            parts += [f"{len(cores)} CPU cores for a run"] if isinstance(cores, list) else []
+            if isinstance(cores, list):
+                parts.append(f"{style.counts_text([len(cores)], 'CPU cores')} for a run")
             pool = hardware.get("xla_cpu_pool_size")
             parts += [f"XLA's CPU thread pool of size {pool}"] if pool else []
-            lines[neutral(", ".join(part for part in parts if part))] = None
-    return [line for line in lines if line]
+            settings = lines.setdefault(neutral(", ".join(part for part in parts if part)), [])
+            settings += [setting] if setting not in settings else []
+    lines.pop("", None)
+    if len(lines) == 1:
+        return list(lines)
+    return [neutral(f"{line} ({', '.join(settings)})") for line, settings in lines.items()]
 
 
 def distinct(runs: pd.DataFrame, name: str) -> list[str]:

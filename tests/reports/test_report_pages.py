@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 
@@ -260,6 +261,18 @@ def test_a_wait_before_the_first_update_that_counts_is_not_of_the_time_after_it(
     seconds = 0.1 * (100 - summaries.SKIPPED_UPDATES)
     more = 0.25 * since.sum() / seconds  # an update takes 2 of 8 actors' rollouts
     assert row["actor_waiting"] - usual["actor_waiting"] == pytest.approx(more)
+
+
+def test_hardware_is_said_by_setting_where_it_differs():
+    one = {"platform": "cpu", "device_kind": "an old one", "cpu_affinity": [0]}
+    two = one | {"cpu_affinity": [0, 1]}
+    runs = pd.DataFrame({"setting": ["a", "b", "c", "b"], "hardware": [one, two, two, two]})
+    assert content.hardware_lines(runs) == [
+        "cpu, an old one, 1 CPU core for a run (a)",
+        "cpu, an old one, 2 CPU cores for a run (b, c)",
+    ]
+    assert content.hardware_lines(runs.iloc[:1]) == ["cpu, an old one, 1 CPU core for a run"]
+    assert content.hardware_lines(runs.assign(hardware=None)) == []
 
 
 def test_the_html_page_needs_nothing_but_itself(quickstart):
