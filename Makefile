@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Where torch's build for CPUs is: the one on PyPI brings several GB of CUDA packages.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# make study ... RETRY=1 runs failed runs again, and deletes what they left
+# make study ... RETRY=1 runs failed runs again: from their last checkpoint, or deleting what they left
 LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
 # make study ... CLUSTER=slurm CLUSTER_OPTIONS="slurm_partition=gpu timeout_min=600"
 LAUNCH_FLAGS += $(if $(CLUSTER),--cluster $(CLUSTER))

@@ -393,12 +393,11 @@ class Learner:
             group["lr"] = rate
         self._behaviour.load_state_dict(behaviour)
         metrics: dict[str, float] = {}
-        with torch.no_grad():  # before anything moves
-            unrolls = [
-                self._read(storages, storage, first)
-                for first in range(0, args.sync_interval, args.num_steps)
-            ]
-        for data in unrolls:
+        for first in range(0, args.sync_interval, args.num_steps):
+            with (
+                torch.no_grad()
+            ):  # truncated importance sampling compares with what is newest by now
+                data = self._read(storages, storage, first)
             metrics = self._a2c(data) if args.algorithm == "a2c" else self._ppo(data)
         self.version += 1
         return metrics | {"learning_rate": rate}
@@ -609,7 +608,7 @@ def hts_loop(
 ) -> None:
     """Fill one storage while the learner learns from the other, and swap them."""
     args = plan.args
-    last, put_time = clock(), 0.0
+    last, waited, put_time = clock(), 0.0, 0.0
     filled: Collected | None = None
     for number in range(1, plan.num_updates + 2):
         storage = number % 2
@@ -621,19 +620,18 @@ def hts_loop(
             filling = Collected(learner.version, _state_of(learner.network), clock(), put_time)
             for queue in shared.begin:
                 queue.put(storage)
-        before = clock()
-        metrics, used = {}, learner.version
         if filled is not None:
+            before, used = clock(), learner.version
             metrics = learner.learn(shared.storages, 1 - storage, filled.behaviour)
-        learned = clock()
+            # An update ends here, and not with the swap: beside the last one nothing is collected.
+            learned = clock()
+            times = {"training_time": learned - before, "get_time": waited, "last": last}
+            record(plan, shared, 1 - storage, filled, learner, used, metrics, times, log, learned)
+            last = learned
+        waiting = clock()
         if filling is not None:
             processes.wait_for(shared.full, args.num_envs)
-        now = clock()
-        if filled is not None:
-            times = {"training_time": learned - before, "get_time": now - learned, "last": last}
-            record(plan, shared, 1 - storage, filled, learner, used, metrics, times, log, now)
-            last = now
-        filled = filling
+        filled, waited = filling, clock() - waiting
         put_time = clock() - float(shared.storages.times[storage, :, 0].mean())
 
 

@@ -183,7 +183,10 @@ def show_result(
     elif State.INTERRUPTED in states:
         say("the same command goes on with what was interrupted")
     if State.FAILED in states:
-        say("--retry runs what failed again, deleting what it left behind")
+        say(
+            "--retry (of make: RETRY=1) runs what failed again, from its last checkpoint or deleting what "
+            "it left behind"
+        )
     if State.CHANGED in states:
         say("runs of another command are kept: use another --runs-dir, or move them away")
 

@@ -1,7 +1,7 @@
 """Runs a study: `python -m experiments.launch quickstart`.
 
-Each run is a process of its own, pinned to the CPU cores of its hardware setting; several work at
-once when the cores allow. Completed runs are kept: started again, the launcher does what is left, and
+Each run is a process of its own, pinned to the CPU cores and GPUs of its hardware setting; several work
+at once when these allow. Completed runs are kept: started again, the launcher does what is left, and
 goes on with what was interrupted (from a checkpoint, for systems that make some; others begin again).
 """
 
@@ -164,7 +164,8 @@ def start(
             f"{cluster.note_of(submitted[0])}"
         )
     cores = pool.available_cores()
-    return pool.run_jobs(jobs, cores, options.jobs or len(cores), keep_open=[lock])
+    gpus = pool.available_gpus()
+    return pool.run_jobs(jobs, cores, options.jobs or len(cores), keep_open=[lock], gpus=gpus)
 
 
 def run_study(

@@ -1,4 +1,4 @@
-"""Runs commands as processes, several at once, each on CPU cores of its own."""
+"""Runs commands as processes, several at once, each on CPU cores and GPUs of its own."""
 
 import contextlib
 import os
@@ -29,8 +29,15 @@ class Job(NamedTuple):
     log: Path
     cores: int
     processes: int = 1  # that make the run together, with this command each
-    gpus: int = 0  # to ask a cluster for
+    gpus: int = 0
     nodes: int = 1  # of the cluster
+
+
+class Free(NamedTuple):
+    """What can be given to a command: CPU cores, and GPUs as CUDA_VISIBLE_DEVICES names them."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
 
 
 class Active(NamedTuple):
@@ -39,6 +46,7 @@ class Active(NamedTuple):
     job: Job
     process: subprocess.Popen
     cores: tuple[int, ...]
+    gpus: tuple[str, ...]
     started: float
 
 
@@ -72,44 +80,62 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def run_jobs(
-    jobs: Sequence[Job], cores: Sequence[int], at_once: int, keep_open: Sequence[int] = ()
-) -> Iterator[Tick]:
-    """Run commands, each when as many cores as it asks for are free.
+def available_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip())
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):  # no driver, no GPU
+        return ()
+    return tuple(answer.stdout.split())
 
-    A job that asks for more cores than there are gets them all. Closing the iterator ends the
-    commands that are at work, with SIGTERM, and SIGKILL if that does not help.
+
+def run_jobs(
+    jobs: Sequence[Job],
+    cores: Sequence[int],
+    at_once: int,
+    keep_open: Sequence[int] = (),
+    gpus: Sequence[str] = (),
+) -> Iterator[Tick]:
+    """Run commands, each when as many cores and GPUs as it asks for are free.
+
+    A job that asks for more than there are gets them all. Where there are GPUs, a job sees those that
+    it was given and no others: JAX takes the memory of every GPU that it sees. Closing the iterator
+    ends the commands that are at work, with SIGTERM, and SIGKILL if that does not help.
 
     Args:
-      jobs: the commands, in the order in which they should start where cores allow.
+      jobs: the commands, in the order in which they should start where cores and GPUs allow.
       cores: the CPU cores to give out.
       at_once: never run more commands than this at once.
       keep_open: file descriptors that the commands inherit.
+      gpus: the GPUs to give out.
 
     Yields:
       The state of the pool, a few times a second and whenever something ended.
     """
     waiting = list(jobs)
-    free = list(cores)
+    free = Free(tuple(cores), tuple(gpus))
     active: list[Active] = []
     try:
         while waiting or active:
             ended = []
             for one in [one for one in active if one.process.poll() is not None]:
                 active.remove(one)
-                free += one.cores
+                free = Free(free.cores + one.cores, free.gpus + one.gpus)
                 _note(one.job, f"{ENDED} with exit code {one.process.returncode}")
                 seconds = time.monotonic() - one.started
                 ended.append(Ended(one.job, one.process.returncode, seconds))
             while len(active) < at_once and (
-                job := _first_that_fits(waiting, len(free), len(cores))
+                job := _first_that_fits(waiting, free, len(cores), len(gpus))
             ):
                 waiting.remove(job)
-                count = min(job.cores, len(cores))
-                given = tuple(sorted(free)[:count])
+                given, rest = _share(free, min(job.cores, len(cores)), min(job.gpus, len(gpus)))
                 try:
-                    active.append(_start(job, given, keep_open))
-                    free = [core for core in free if core not in given]
+                    active.append(_start(job, given, keep_open, sees_gpus=bool(gpus)))
+                    free = rest
                 except OSError as error:  # a full disk, say: costs this run, not the others
                     ended.append(Ended(job, None, 0.0, f"cannot be started: {error.strerror}"))
             yield Tick(tuple(active), tuple(ended))
@@ -119,18 +145,34 @@ def run_jobs(
         _end(active)
 
 
-def _first_that_fits(waiting: Sequence[Job], free: int, all_cores: int) -> Job | None:
-    return next((job for job in waiting if min(job.cores, all_cores) <= free), None)
+def _first_that_fits(
+    waiting: Sequence[Job], free: Free, all_cores: int, all_gpus: int
+) -> Job | None:
+    fitting = (
+        job
+        for job in waiting
+        if min(job.cores, all_cores) <= len(free.cores)
+        and min(job.gpus, all_gpus) <= len(free.gpus)
+    )
+    return next(fitting, None)
 
 
-def _start(job: Job, cores: tuple[int, ...], keep_open: Sequence[int]) -> Active:
+def _share(free: Free, cores: int, gpus: int) -> tuple[Free, Free]:
+    """Return as many cores and GPUs of those that are free as a job is given, and the others."""
+    free = Free(tuple(sorted(free.cores)), tuple(sorted(free.gpus)))
+    given = Free(free.cores[:cores], free.gpus[:gpus])
+    return given, Free(free.cores[cores:], free.gpus[gpus:])
+
+
+def _start(job: Job, given: Free, keep_open: Sequence[int], sees_gpus: bool) -> Active:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with open(job.log, "a") as log:
         command = in_processes(job.command, job.processes)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         log.write(f"# {now} {shlex.join(record.redact_command(command))}\n")
         log.flush()
-        with _pinned_to(cores):
+        chosen = {"CUDA_VISIBLE_DEVICES": ",".join(given.gpus)} if sees_gpus else {}
+        with _pinned_to(given.cores):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -138,8 +180,9 @@ def _start(job: Job, cores: tuple[int, ...], keep_open: Sequence[int]) -> Active
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends them
                 pass_fds=keep_open,
+                env=os.environ | chosen,
             )
-    return Active(job, process, cores, time.monotonic())
+    return Active(job, process, given.cores, given.gpus, time.monotonic())
 
 
 @contextlib.contextmanager

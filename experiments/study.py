@@ -90,7 +90,7 @@ class Setting(NamedTuple):
     host_devices: int  # devices that the CPU is made to show; 0 leaves the machine as it is
     cores: int  # CPU cores that a run gets for itself, with all its processes
     processes: int = 1  # of a run; threads and devices are those of each
-    gpus: int = 0  # of a run, that a cluster is asked for
+    gpus: int = 0  # of a run; it sees no others
     nodes: int = 1  # that they and the processes are on, as many on each
     flags: tuple[tuple[str, Any], ...] = ()  # further flags, of systems that have them
 

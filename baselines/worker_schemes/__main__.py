@@ -252,7 +252,7 @@ def main(args: Args) -> None:
         with ray_for(plan):
             updater = make_update_worker(plan)
             recorder = Recorder(log, plan.args.total_timesteps)
-            while updater.steps < plan.args.total_timesteps:
+            while not updater.done:
                 recorder.write(updater.step(), updater.network)
             updater.end()
         run_log.save_parameters(updater.network, plan.run.directory / "model.npz")

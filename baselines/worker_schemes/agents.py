@@ -64,7 +64,7 @@ class Agent(NamedTuple):
     """An agent's parts, or what makes them, which can be sent to any worker."""
 
     make_network: Callable[[], nn.Module]
-    # (network, observations [B, ...], what to draw with, steps that this worker has taken)
+    # (network, observations [B, ...], what to draw with, version of the network)
     act: Callable[[nn.Module, np.ndarray, np.random.Generator, int], Decision]
     make_storage: Callable[[int], Storage]  # from the seed of what is drawn in it
     algorithm: Algorithm
@@ -75,7 +75,7 @@ def nothing_follows(network: nn.Module) -> None:
 
 
 def act_by_logits(
-    network: nn.Module, obs: np.ndarray, rng: np.random.Generator, step: int
+    network: nn.Module, obs: np.ndarray, rng: np.random.Generator, version: int
 ) -> Decision:
     """Draw discrete actions from the policy of an actor-critic network (the Gumbel-max trick)."""
     logits, values = network(torch.from_numpy(obs))

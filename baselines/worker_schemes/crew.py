@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+MOST_DEATHS = 3  # of one worker before it answers once: then another in its place would die, too
+
 
 class _Host:
     """What Ray runs in a process of its own: a worker, whatever it is."""
@@ -47,6 +49,7 @@ class Crew:
         self._resources = resources or {}
         self._places = places
         self._lives = [0] * self.size
+        self._deaths = [0] * self.size  # since a worker has last answered
         self._asked: dict[int, tuple[Any, ...]] = {}  # method and arguments, by worker
         self._answers: dict[Any, int] = {}  # worker, by the reference to its answer
         self._local = None if count else make(0, 0)
@@ -97,6 +100,7 @@ class Crew:
 
         Raises:
           Exception: what the worker failed with, or could not be made for. Its death is no failure.
+          RuntimeError: if a worker and those in its place have died `MOST_DEATHS` times without an answer.
         """
         if self._local is not None:
             method, *arguments = self._asked.pop(0)
@@ -114,13 +118,20 @@ class Crew:
             except deaths as error:
                 if getattr(error, "actor_init_failed", False):
                     raise  # another would fail as well
-                self._replace(index)
+                self._replace(index, error)
                 continue
             del self._asked[index]
+            self._deaths[index] = 0
             return index, answer
 
-    def _replace(self, index: int) -> None:
+    def _replace(self, index: int, error: Exception) -> None:
         self._lives[index] += 1
+        self._deaths[index] += 1
+        if self._deaths[index] == MOST_DEATHS:
+            last = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RuntimeError(
+                f"{self.kind} worker {index} has died {MOST_DEATHS} times in a row: {last}"
+            )
         self.replaced.append(f"{self.kind} worker {index} has died, and was replaced")
         self._actors[index] = self._start(index)
         self.ask(index, *self._asked[index])

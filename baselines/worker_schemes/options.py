@@ -234,10 +234,9 @@ def make_agent(args: Args, scheme: Scheme) -> tuple[Agent, str]:
         size, hiddens = int(np.prod(spec.obs_shape)), args.hiddens or (256, 256)
         make = partial(sac.SACNetwork, size, bounds, hiddens, args.initial_alpha)
         workers = max(scheme.gradient_workers, 1)
-        everyone = workers * max(scheme.collection_workers, 1)
         agent = Agent(
             partial(make_seeded, make, args.seed),
-            partial(sac.act, random_steps=args.start_steps // everyone),
+            sac.act,
             partial(
                 sac.ReplayStorage,
                 capacity=args.replay_size,

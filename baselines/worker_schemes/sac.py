@@ -76,18 +76,11 @@ class SACNetwork(nn.Module):
         return torch.stack([critic(inputs)[:, 0] for critic in critics])
 
 
-def act(
-    network: SACNetwork,
-    obs: np.ndarray,
-    rng: np.random.Generator,
-    step: int,
-    *,
-    random_steps: int,
-) -> Decision:
-    """Draw actions from the policy, and the first of each worker evenly."""
+def act(network: SACNetwork, obs: np.ndarray, rng: np.random.Generator, version: int) -> Decision:
+    """Draw actions from the policy, and evenly before its first update (version 1)."""
     shape = (len(obs), len(network.scale))
     scale, middle = network.scale.numpy(), network.middle.numpy()
-    if step < random_steps:
+    if version == 1:
         actions = rng.uniform(-1, 1, shape)
     else:
         noise = torch.from_numpy(rng.standard_normal(shape, np.float32))

@@ -87,7 +87,6 @@ class CollectionWorker:
         self._preempted_at = 0  # version of the rollout that is to end early
         self._obs: np.ndarray | None = None
         self._resets = np.zeros(options.num_envs, bool)
-        self._steps = 0
         self._ended: float | None = None  # when the last rollout did
 
     def preempt(self, version: int) -> None:
@@ -109,7 +108,7 @@ class CollectionWorker:
             if t >= SMALLEST_SHARE * length and self._preempted_at == version:
                 break
             before = time.perf_counter()
-            decision = self._agent.act(self._network, self._obs, self._rng, self._steps)
+            decision = self._agent.act(self._network, self._obs, self._rng, version)
             now = time.perf_counter()
             actions = decision.actions
             sent = actions.astype(np.int32) if actions.dtype == np.int64 else actions
@@ -121,8 +120,7 @@ class CollectionWorker:
             step = (self._obs, actions, reward, terminated, dones, self._resets)
             steps.append((*step, decision.logits, decision.values))
             self._obs, self._resets = self._see(obs), dones
-            self._steps += len(actions)
-        decision = self._agent.act(self._network, self._obs, np.random.default_rng(0), self._steps)
+        decision = self._agent.act(self._network, self._obs, np.random.default_rng(0), version)
         fields = [np.stack(field) for field in zip(*steps, strict=True)]
         rollout = Rollout(*fields)
         rollout = rollout._replace(
@@ -130,6 +128,7 @@ class CollectionWorker:
             values=np.concatenate([rollout.values, decision.values[None]]),
         )
         episodes = self._statistics.count(rollout.rewards, rollout.dones)
+        self._preempted_at = 0  # SAC collects several rollouts of its first version
         self._ended = time.perf_counter()
         return Collected(
             rollout, self._index, version, rollout.dones.size,
@@ -299,13 +298,20 @@ class UpdateWorker:
         self._optimizer = agent.algorithm.make_optimizer(self.network)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._exhausted = True
+        self._learned = 0  # steps whose batches were all learned from
         self._asked = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's steps are there, and the last batch of a rollout was learned from."""
+        return self.steps >= self._total_steps and self._exhausted
 
     def _ask(self, index: int, shared: Any) -> None:
         self._workers.ask(index, "gradient", shared, self.version, self._progress())
 
     def _progress(self) -> float:
-        return min(self.steps / self._total_steps, 1.0) if self._anneal else 0.0
+        # does not move while a rollout is learned from: its last batches count as much as its first
+        return min(self._learned / self._total_steps, 1.0) if self._anneal else 0.0
 
     def step(self) -> Update:
         """Make one update."""
@@ -331,6 +337,8 @@ class UpdateWorker:
         self.version += 1
         self.steps += sum(c.steps for gradient in gradients for c in gradient.collected)
         self._exhausted = any(gradient.exhausted for gradient in gradients)
+        if self._exhausted:
+            self._learned = self.steps
         if self._asynchronous:
             self._ask(first, self._workers.share(parameters_of(self.network)))
         replaced = [words for gradient in gradients for words in gradient.replaced]

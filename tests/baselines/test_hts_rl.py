@@ -165,6 +165,25 @@ def test_ppo_with_truncated_importance_sampling_starts_at_the_newest_policy(netw
     assert 0 < data.weights.min() < 1
 
 
+def test_each_unroll_is_weighted_by_the_policy_that_is_newest_then(networks, storages, monkeypatch):
+    newest, behaviour = networks
+    args = replace(A2C, correction="truncated-is", num_steps=S // 2, sync_interval=S)
+    learner = hts_rl.Learner(replace(args, learning_rate=0.01), newest, 10)
+    a2c, found = learner._a2c, []
+
+    def look(data):
+        with torch.no_grad():
+            now = torch.distributions.Categorical(logits=learner.network(data.obs)[0])
+        found.append((data.logprobs, now.log_prob(data.actions)))
+        return a2c(data)
+
+    monkeypatch.setattr(learner, "_a2c", look)
+    learner.learn(storages, 0, behaviour.state_dict())
+    assert len(found) == 2
+    for said, now in found:
+        torch.testing.assert_close(said, now)
+
+
 def test_ppo_loss_agrees_with_rlax_and_kostrikovs_formulas(networks, storages):
     newest, behaviour = networks
     args = replace(PPO, correction="none", clip_coef=0.05)
@@ -279,6 +298,18 @@ def test_the_same_bits_for_1_2_4_and_8_actors(tmp_path, name):
     assert len(results[0][2]) > 10
 
 
+def test_atari_is_learned_from_with_the_same_bits(tmp_path):
+    results = []
+    for actors in (1, 3):
+        words = ("--network", "nature", "--total-timesteps", 4 * 5 * 8, "--num-actors", actors)
+        run(tmp_path, *words, env_id="Breakout-v5", num_envs=4)
+        (folder,) = tmp_path.glob(f"default/*__actors{actors}__Breakout-v5__*")
+        updates = read_run(folder).lines("updates")
+        results.append((updates[-1]["fingerprint"], [u["loss"] for u in updates]))
+    assert results[0] == results[1]
+    assert len(set(results[0][1])) == 8
+
+
 def test_football_is_learned_from_with_channels_first_and_the_same_bits(tmp_path):
     image = np.arange(72 * 96 * 4, dtype=np.uint8).reshape(72, 96, 4)
     assert (channels_first(image) == image.transpose(2, 0, 1)).all()
@@ -317,6 +348,19 @@ def test_the_policy_that_acts_is_one_update_behind_and_never_changes_in_between(
         assert sum(r["steps"] for r in rollouts) == record.lines("updates")[-1]["step"] == 1200
     assert lags["hts_rl_a2c"] == [0] * 6 + [1] * 39 * 6  # the first storage has nothing before it
     assert lags["hts_rl_a2c-sync"] == [0] * 40 * 6
+
+
+def test_no_update_takes_less_time_than_its_steps(tmp_path):
+    """Also the last: its steps were collected beside the one before, and nothing is beside it."""
+    words = ("--algorithm", "ppo", "--num-steps", 32, "--total-timesteps", 6 * 32 * 5)
+    run(tmp_path, *words, "--step-delay-seconds", 0.02)
+    (folder,) = tmp_path.glob("default/*")
+    updates = read_run(folder).lines("updates")
+    assert len(updates) == 5
+    for update in updates[1:]:
+        assert update["update_seconds"] > 0.5 * update["rollout_time"] > 0.2
+        spent = update["rollout_queue_get_time"] + update["training_time"]
+        assert spent == pytest.approx(update["update_seconds"], rel=0.2)
 
 
 def processes_of(parent):

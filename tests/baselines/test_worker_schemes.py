@@ -378,6 +378,30 @@ def test_a_single_thread_needs_no_ray_and_gives_the_same_bits_again(updater):
         assert (first == second).all()
 
 
+def test_every_rollout_is_learned_from_whole_and_with_one_learning_rate(updater):
+    worker = updater(total_timesteps=128, anneal=True)
+    updates = []
+    while not worker.done:
+        updates.append(worker.step())
+    assert [u.steps for u in updates] == [64] * 4 + [128] * 4
+    rate = updates[0].learning_rate
+    assert [u.learning_rate for u in updates] == [rate] * 4 + [rate / 2] * 4
+
+
+def test_sac_acts_at_random_until_its_first_update_and_never_again(control):
+    network, obs = control, np.zeros((3, 5), np.float32)
+    with torch.no_grad():
+        first = sac.act(network, obs, np.random.default_rng(7), 1).actions
+        later = sac.act(network, obs, np.random.default_rng(7), 2).actions
+    evenly = np.random.default_rng(7).uniform(-1, 1, first.shape)
+    scale, middle = network.scale.numpy(), network.middle.numpy()
+    np.testing.assert_allclose(first, middle + scale * evenly, rtol=1e-6)
+    noise = torch.from_numpy(np.random.default_rng(7).standard_normal(first.shape, np.float32))
+    with torch.no_grad():
+        drawn = network.sample(torch.from_numpy(obs), noise)[0].numpy()
+    np.testing.assert_allclose(later, middle + scale * drawn, rtol=1e-6)
+
+
 def test_sac_updates_policy_critics_and_temperature(updater):
     worker = updater(
         agent="sac", env_id="Pendulum-v1", num_envs=2, num_steps=8, start_steps=64, batch_size=16,
@@ -502,6 +526,9 @@ class Sleeper:
     def fail(self):
         raise ValueError(f"planted in worker {self.index}")
 
+    def die(self):
+        os._exit(1)
+
     def answer(self, seconds):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.told:
@@ -540,6 +567,14 @@ def test_a_worker_s_error_is_no_death(on_ray):
     crew.end()
 
 
+def test_a_worker_that_dies_again_and_again_ends_the_run(on_ray):
+    crew = Crew("test", Sleeper, 1, {"num_cpus": 0})
+    crew.ask(0, "die")
+    with pytest.raises(RuntimeError, match="test worker 0 has died 3 times in a row: "):
+        crew.take()
+    crew.end()
+
+
 def refuse_to_start(index, life):
     raise ImportError("planted: no module named gym")
 
@@ -559,16 +594,17 @@ def test_a_rollout_preempted_before_it_begins_is_short_and_waiting_is_measured(t
     worker = CollectionWorker(plan.agent, envs, 0, 0)
     parameters = parameters_of(plan.agent.make_network())
     found = []
-    for version in (1, 2, 3):
-        if version == 2:
+    for version in (1, 2, 2, 3):
+        if version == 2 and len(found) == 1:
             worker.preempt(2)
         if version == 3:
             time.sleep(0.2)
         found.append(worker.collect(parameters, version))
     worker.end()
-    assert [len(one.rollout.rewards) for one in found] == [16, 4, 16]
+    # once, though the next rollout may be of the same version (SAC's first)
+    assert [len(one.rollout.rewards) for one in found] == [16, 4, 16, 16]
     assert found[0].wait_time == 0
-    assert found[1].wait_time < 0.2 <= found[2].wait_time  # nobody asked it for anything
+    assert found[1].wait_time < 0.2 <= found[3].wait_time  # nobody asked it for anything
 
 
 def test_the_others_are_told_once_enough_have_answered(on_ray):

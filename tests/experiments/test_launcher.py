@@ -427,6 +427,44 @@ def test_runs_at_work_have_cores_of_their_own(tmp_path):
     assert os.sched_getaffinity(0) >= set(cores)
 
 
+def test_runs_at_work_have_gpus_of_their_own_and_see_no_others(tmp_path, monkeypatch):
+    see = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(0.4)"
+    command = [sys.executable, "-c", see]
+    jobs = [
+        pool.Job(str(n), command, tmp_path / f"{n}.log", cores=1, gpus=gpus)
+        for n, gpus in enumerate((1, 2, 1, 0, 9))
+    ]
+    seen, together = {}, set()
+    for tick in pool.run_jobs(jobs, (0,) * 5, at_once=9, gpus=("3", "5")):
+        given = [gpu for one in tick.active for gpu in one.gpus]
+        assert len(given) == len(set(given))
+        together.add(frozenset(one.job.name for one in tick.active))
+        seen |= {one.job.name: one.gpus for one in tick.active}
+    assert [len(seen[job.name]) for job in jobs] == [1, 2, 1, 0, 2]  # all, where one asks for more
+    assert frozenset("023") in together  # two with a GPU each, one with none
+    for job in jobs:
+        assert job.log.read_text().splitlines()[1] == ",".join(seen[job.name])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "left alone")  # where there is none to give
+    list(pool.run_jobs(jobs[:1], (0,), at_once=1))
+    assert "left alone" in jobs[0].log.read_text()
+
+
+def test_the_gpus_of_this_machine_are_those_that_cuda_may_use(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert pool.available_gpus() == ()  # no driver
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(
+        '#!/bin/sh\n[ "$*" = "--query-gpu=index --format=csv,noheader" ] && echo 0 && echo 1\n'
+    )
+    driver.chmod(0o755)
+    assert pool.available_gpus() == ("0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-8f")
+    assert pool.available_gpus() == ("1", "GPU-8f")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pool.available_gpus() == ()
+
+
 def test_a_command_that_cannot_be_started_costs_one_run(tmp_path):
     jobs = [
         pool.Job("missing", [str(tmp_path / "nothing")], tmp_path / "a.log", 1),
