@@ -19,6 +19,7 @@ from experiments.study import PlannedRun, Study
 TABLE_SECONDS = 1.0
 HEARTBEAT_SECONDS = 60.0  # where nobody looks at a live table, a line that often
 PLAIN_WIDTH = 120
+MINUTES_OF_A_DAY = 24 * 60
 
 
 class Snapshot(NamedTuple):
@@ -149,10 +150,12 @@ def show_plan(
 
 def plan_line(study: Study, runs: Sequence[PlannedRun]) -> str:
     """Say in a line how much a study is and how much of it is to be run now."""
+    gpus = len(pool.available_gpus())
+    also = f" and {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
     return (
         f"{study.name}: {len(study.runs)} runs, {_steps(study.runs):,} steps; "
         f"to run now: {len(runs)} runs, {_steps(runs):,} steps, "
-        f"on {len(pool.available_cores())} CPU cores; {_expected(study, runs)}"
+        f"on {len(pool.available_cores())} CPU cores{also}; {_expected(study, runs)}"
     )
 
 
@@ -161,7 +164,9 @@ def _expected(study: Study, runs: Sequence[PlannedRun]) -> str:
     if study.minutes is None:
         return "its file does not say how long that takes"
     minutes = study.minutes * _steps(runs) / _steps(study.runs)
-    return f"about {_clock(60 * minutes)} on two cores, says its file"
+    days = minutes / MINUTES_OF_A_DAY
+    long = f"{days:,.0f} days" if days >= 2 else _clock(60 * minutes)
+    return f"about {long} on two cores, says its file"
 
 
 def show_result(

@@ -779,6 +779,22 @@ def test_each_node_has_a_gradient_worker_and_its_collection_workers(tmp_path):
     assert twos == [two, two]
 
 
+def test_a_cluster_that_is_there_is_joined_and_left_running(on_ray, tmp_path):
+    address = on_ray.get_runtime_context().gcs_address
+    words = ("--scheme", "dppo", "--total-timesteps", 512, "--ray-address", address)
+    process = start(tmp_path, *words)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    record = record_in(tmp_path)
+    assert record.completed
+    assert record.info["hardware"]["ray_address"] == address
+    assert on_ray.cluster_resources()["CPU"] == 16
+    crew = Crew("test", Sleeper, 1, {"num_cpus": 1})
+    crew.ask(0, "answer", 0.0)
+    assert crew.take() == (0, (0, 0))
+    crew.end()
+
+
 def test_an_interrupted_run_leaves_a_readable_record_and_no_process(tmp_path):
     process = start(tmp_path, "--scheme", "appo", "--total-timesteps", 10_000_000)
     wait_for(process, lambda: num_updates(tmp_path) > 5)

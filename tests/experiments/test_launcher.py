@@ -177,6 +177,10 @@ def test_the_plan_says_how_long_what_is_left_will_take(tmp_path, synthetic, caps
     path.write_text(STUDY.replace("[settings.one]", "minutes = 8\n[settings.one]", 1))
     assert launch.main(words) == 0
     assert "about 8:00 on two cores" in capsys.readouterr().out
+    path.write_text(STUDY.replace("[settings.one]", "minutes = 14_400\n[settings.one]", 1))
+    assert launch.main(words) == 0
+    assert "about 10 days on two cores" in capsys.readouterr().out
+    path.write_text(STUDY.replace("[settings.one]", "minutes = 8\n[settings.one]", 1))
     assert launch.main(words[:-1]) == 0
     shutil.rmtree(tmp_path / "runs/small" / NAMES[0])
     (tmp_path / f"runs/small/logs/{NAMES[0]}.log").unlink()
@@ -254,10 +258,10 @@ def test_a_missing_module_costs_the_runs_that_need_it_alone(study, capsys):
 def test_a_full_disk_costs_the_run_that_met_it_alone(study, monkeypatch, capsys):
     start = pool._start
 
-    def fill(job, *rest):
+    def fill(job, *rest, **others):
         if job.name == NAMES[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return start(job, *rest)
+        return start(job, *rest, **others)
 
     monkeypatch.setattr(pool, "_start", fill)
     assert study() == 1
