@@ -393,11 +393,14 @@ class Learner:
             group["lr"] = rate
         self._behaviour.load_state_dict(behaviour)
         metrics: dict[str, float] = {}
-        for first in range(0, args.sync_interval, args.num_steps):
-            with (
-                torch.no_grad()
-            ):  # truncated importance sampling compares with what is newest by now
-                data = self._read(storages, storage, first)
+        with torch.no_grad():  # before anything moves
+            unrolls = [
+                self._read(storages, storage, first)
+                for first in range(0, args.sync_interval, args.num_steps)
+            ]
+        for data in unrolls:
+            if args.correction == "truncated-is":
+                data = self._weigh(data)
             metrics = self._a2c(data) if args.algorithm == "a2c" else self._ppo(data)
         self.version += 1
         return metrics | {"learning_rate": rate}
@@ -435,12 +438,15 @@ class Learner:
         obs = obs[:-1].flatten(0, 1)
         logprobs = torch.log_softmax(logits, dim=-1).gather(-1, flat[:, None])[:, 0]
         weights = torch.ones_like(logprobs)
-        if args.correction == "truncated-is":
-            newest, _ = self.network(obs)
-            newest = torch.log_softmax(newest, dim=-1).gather(-1, flat[:, None])[:, 0]
-            weights = torch.exp(newest - logprobs).clamp(max=1.0)
-            logprobs = newest  # what PPO's ratio begins with
         return Data(obs, flat, logprobs, values[:-1].flatten(), returns.flatten(), weights)
+
+    @torch.no_grad()
+    def _weigh(self, data: Data) -> Data:
+        """Weigh an unroll by what the policy that is newest now makes of its actions."""
+        newest, _ = self.network(data.obs)
+        newest = torch.log_softmax(newest, dim=-1).gather(-1, data.actions[:, None])[:, 0]
+        weights = torch.exp(newest - data.logprobs).clamp(max=1.0)
+        return data._replace(logprobs=newest, weights=weights)  # what PPO's ratio begins with
 
     def _step(self, loss: Callable[[torch.nn.Module], Losses]) -> dict[str, float]:
         """Compute a gradient, where `correction` says, and apply it to the newest parameters."""

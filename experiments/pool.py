@@ -1,6 +1,7 @@
 """Runs commands as processes, several at once, each on CPU cores and GPUs of its own."""
 
 import contextlib
+import itertools
 import os
 import shlex
 import signal
@@ -83,8 +84,9 @@ def available_cores() -> tuple[int, ...]:
 def available_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(name.strip() for name in visible.split(",") if name.strip())
+    if visible is not None:  # up to the first that is none, such as -1
+        names = (name.strip() for name in visible.split(","))
+        return tuple(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
@@ -102,9 +104,10 @@ def run_jobs(
 ) -> Iterator[Tick]:
     """Run commands, each when as many cores and GPUs as it asks for are free.
 
-    A job that asks for more than there are gets them all. Where there are GPUs, a job sees those that
-    it was given and no others: JAX takes the memory of every GPU that it sees. Closing the iterator
-    ends the commands that are at work, with SIGTERM, and SIGKILL if that does not help.
+    A job that asks for more cores than there are gets them all. Where there are GPUs, a job sees those
+    that it was given and no others: JAX takes the memory of every GPU that it sees; one that asks for
+    more than there are is not started. Closing the iterator ends the commands that are at work, with
+    SIGTERM, and SIGKILL if that does not help.
 
     Args:
       jobs: the commands, in the order in which they should start where cores and GPUs allow.
@@ -128,11 +131,15 @@ def run_jobs(
                 _note(one.job, f"{ENDED} with exit code {one.process.returncode}")
                 seconds = time.monotonic() - one.started
                 ended.append(Ended(one.job, one.process.returncode, seconds))
+            for job in [job for job in waiting if gpus and job.gpus > len(gpus)]:
+                waiting.remove(job)
+                error = f"cannot be started: it needs {job.gpus} GPUs, and there are {len(gpus)}"
+                ended.append(Ended(job, None, 0.0, error))
             while len(active) < at_once and (
-                job := _first_that_fits(waiting, free, len(cores), len(gpus))
+                job := _first_that_fits(waiting, free, len(cores), bool(gpus))
             ):
                 waiting.remove(job)
-                given, rest = _share(free, min(job.cores, len(cores)), min(job.gpus, len(gpus)))
+                given, rest = _share(free, min(job.cores, len(cores)), job.gpus)
                 try:
                     active.append(_start(job, given, keep_open, sees_gpus=bool(gpus)))
                     free = rest
@@ -146,20 +153,20 @@ def run_jobs(
 
 
 def _first_that_fits(
-    waiting: Sequence[Job], free: Free, all_cores: int, all_gpus: int
+    waiting: Sequence[Job], free: Free, all_cores: int, with_gpus: bool
 ) -> Job | None:
     fitting = (
         job
         for job in waiting
         if min(job.cores, all_cores) <= len(free.cores)
-        and min(job.gpus, all_gpus) <= len(free.gpus)
+        and (job.gpus <= len(free.gpus) or not with_gpus)
     )
     return next(fitting, None)
 
 
 def _share(free: Free, cores: int, gpus: int) -> tuple[Free, Free]:
     """Return as many cores and GPUs of those that are free as a job is given, and the others."""
-    free = Free(tuple(sorted(free.cores)), tuple(sorted(free.gpus)))
+    free = Free(tuple(sorted(free.cores)), free.gpus)
     given = Free(free.cores[:cores], free.gpus[:gpus])
     return given, Free(free.cores[cores:], free.gpus[gpus:])
 

@@ -1,8 +1,8 @@
 """The command line: `python -m baselines.worker_schemes --scheme impala --agent impala`.
 
 updater = make_update_worker(plan)  # <- gradient workers <- collection workers
-while updater.steps < total_timesteps:
-    recorder.write(updater.step(), updater.network)
+while not updater.done:
+    recorder.write(updater.step(), updater.network, updater.done)
 """
 
 import math
@@ -164,19 +164,18 @@ def begin_log(plan: Plan) -> RunLog:
 class Recorder:
     """Writes updates down."""
 
-    def __init__(self, log: RunLog, total_steps: int):
+    def __init__(self, log: RunLog):
         """Begin the clock."""
-        self._log, self._total_steps = log, total_steps
+        self._log = log
         self._started = time.time()
         self._last = 0.0
         self._rollouts: dict[int, int] = {}  # that each worker has been heard of with
 
-    def write(self, update: Update, network: torch.nn.Module) -> None:
+    def write(self, update: Update, network: torch.nn.Module, last: bool) -> None:
         """Record an update, and the rollouts that were learned from for the first time in it."""
         now = time.time() - self._started
         gradients = update.gradients
         collected = [(g.version, c) for g in gradients for c in g.collected]
-        last = update.steps >= self._total_steps
         marked = last or (update.version - 1) % FINGERPRINT_EVERY == 0
 
         def mean(values: list[float]) -> float:
@@ -251,9 +250,9 @@ def main(args: Args) -> None:
     try:
         with ray_for(plan):
             updater = make_update_worker(plan)
-            recorder = Recorder(log, plan.args.total_timesteps)
+            recorder = Recorder(log)
             while not updater.done:
-                recorder.write(updater.step(), updater.network)
+                recorder.write(updater.step(), updater.network, updater.done)
             updater.end()
         run_log.save_parameters(updater.network, plan.run.directory / "model.npz")
     except BaseException as caught:

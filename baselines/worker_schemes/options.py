@@ -114,7 +114,7 @@ class Args:
     importance_exponent: float = 0.4
     """SAC: power of the weights that make up for uneven draws."""
     start_steps: int = 10_000
-    """SAC: random steps, over all workers, before the first update."""
+    """SAC: steps before the first update, over all workers, with random actions; at least a batch."""
     num_updates: int = 32
     """SAC: gradients after each rollout."""
     network: Literal["auto", "resnet", "nature", "mlp"] = "auto"

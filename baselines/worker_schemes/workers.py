@@ -299,12 +299,10 @@ class UpdateWorker:
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._exhausted = True
         self._learned = 0  # steps whose batches were all learned from
+        self._begun = [0] * workers.size  # steps, of each worker, of which some were
         self._asked = False
-
-    @property
-    def done(self) -> bool:
-        """Whether the run's steps are there, and the last batch of a rollout was learned from."""
-        return self.steps >= self._total_steps and self._exhausted
+        self._ended: set[int] = set()  # asynchronous: workers that are not asked any more
+        self.done = False  # the run's steps are there, and what is made of them was learned from
 
     def _ask(self, index: int, shared: Any) -> None:
         self._workers.ask(index, "gradient", shared, self.version, self._progress())
@@ -322,8 +320,7 @@ class UpdateWorker:
                 for index in workers:
                     self._ask(index, shared)
                 self._asked = True
-            first, gradient = self._workers.take()
-            gradients = [gradient]
+            answers = [self._workers.take()]
         else:
             shared = self._workers.share(parameters_of(self.network))
             if self._exhausted and self._enough < 1:
@@ -332,15 +329,26 @@ class UpdateWorker:
                 self._workers.take_all(self._enough, ("preempt", self.version))
             for index in workers:
                 self._ask(index, shared)
-            gradients = self._workers.take_all()
+            answers = list(zip(workers, self._workers.take_all(), strict=True))
+        gradients = [gradient for _, gradient in answers]
         norm, rate = self._apply(gradients)
         self.version += 1
-        self.steps += sum(c.steps for gradient in gradients for c in gradient.collected)
+        for index, gradient in answers:
+            steps = sum(c.steps for c in gradient.collected)
+            self.steps += steps
+            self._begun[index] += steps
+            if gradient.exhausted:
+                self._learned += self._begun[index]
+                self._begun[index] = 0
         self._exhausted = any(gradient.exhausted for gradient in gradients)
-        if self._exhausted:
-            self._learned = self.steps
-        if self._asynchronous:
-            self._ask(first, self._workers.share(parameters_of(self.network)))
+        ends = self._exhausted and self.steps >= self._total_steps
+        if not self._asynchronous:
+            self.done = ends
+        elif ends:  # the others go on to the ends of their rollouts
+            self._ended.add(answers[0][0])
+            self.done = len(self._ended) == self._workers.size
+        else:
+            self._ask(answers[0][0], self._workers.share(parameters_of(self.network)))
         replaced = [words for gradient in gradients for words in gradient.replaced]
         replaced += self._workers.replaced
         self._workers.replaced = []

@@ -129,13 +129,17 @@ def test_the_gradient_is_computed_where_the_correction_says(networks, storages, 
         torch.testing.assert_close(new.detach(), old - step, atol=1e-5, rtol=1e-4)
 
 
-def test_delayed_epochs_of_ppo_are_those_of_ppo_at_the_behaviour_policy(networks, storages):
+@pytest.mark.parametrize("unrolls", [1, 2])
+def test_delayed_epochs_of_ppo_are_those_of_ppo_at_the_behaviour_policy(
+    networks, storages, unrolls
+):
     """Where newest and behaviour are the same, the delay changes nothing; else it adds their difference."""
     newest, behaviour = networks
 
     def learn(network, correction):
         network = copy.deepcopy(network)
         args = replace(PPO, correction=correction, optimizer="adam")
+        args = replace(args, num_steps=S // unrolls, sync_interval=S)
         hts_rl.Learner(args, network, 10).learn(storages, 0, behaviour.state_dict())
         return list(network.parameters())
 
@@ -155,7 +159,7 @@ def test_ppo_with_truncated_importance_sampling_starts_at_the_newest_policy(netw
     learner = hts_rl.Learner(replace(PPO, correction="truncated-is"), newest, 10)
     learner._behaviour.load_state_dict(behaviour.state_dict())
     with torch.no_grad():
-        data = learner._read(storages, 0, 0)
+        data = learner._weigh(learner._read(storages, 0, 0))
         now, then = (
             torch.distributions.Categorical(logits=network(data.obs)[0]).log_prob(data.actions)
             for network in (newest, behaviour)

@@ -514,6 +514,16 @@ def test_asynchronous_collection_lags_and_asynchronous_gradients_are_late(on_ray
     step_until_late(updater(scheme="appo"), lambda u: [g.version for g in u.gradients])
 
 
+def test_asynchronous_workers_learn_from_all_that_they_have_collected(on_ray, updater):
+    worker = updater(scheme="appo", total_timesteps=512)
+    updates = []
+    while not worker.done:
+        updates.append(worker.step())
+    rollouts = sum(len(g.collected) for u in updates for g in u.gradients)
+    assert worker.steps == worker._learned == 64 * rollouts >= 512
+    assert len(updates) == 4 * rollouts  # 2 epochs of 2 minibatches
+
+
 class Sleeper:
     """A worker that dies, fails or sleeps as it is asked to."""
 

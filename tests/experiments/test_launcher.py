@@ -438,15 +438,19 @@ def test_runs_at_work_have_gpus_of_their_own_and_see_no_others(tmp_path, monkeyp
         pool.Job(str(n), command, tmp_path / f"{n}.log", cores=1, gpus=gpus)
         for n, gpus in enumerate((1, 2, 1, 0, 9))
     ]
-    seen, together = {}, set()
+    seen, together, refused = {}, set(), []
     for tick in pool.run_jobs(jobs, (0,) * 5, at_once=9, gpus=("3", "5")):
+        refused += [one for one in tick.ended if one.exit_code is None]
         given = [gpu for one in tick.active for gpu in one.gpus]
         assert len(given) == len(set(given))
         together.add(frozenset(one.job.name for one in tick.active))
         seen |= {one.job.name: one.gpus for one in tick.active}
-    assert [len(seen[job.name]) for job in jobs] == [1, 2, 1, 0, 2]  # all, where one asks for more
+    assert [len(seen[job.name]) for job in jobs[:4]] == [1, 2, 1, 0]
+    assert [(one.job, one.error) for one in refused] == [
+        (jobs[4], "cannot be started: it needs 9 GPUs, and there are 2")
+    ]
     assert frozenset("023") in together  # two with a GPU each, one with none
-    for job in jobs:
+    for job in jobs[:4]:
         assert job.log.read_text().splitlines()[1] == ",".join(seen[job.name])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "left alone")  # where there is none to give
     list(pool.run_jobs(jobs[:1], (0,), at_once=1))
@@ -465,8 +469,9 @@ def test_the_gpus_of_this_machine_are_those_that_cuda_may_use(tmp_path, monkeypa
     assert pool.available_gpus() == ("0", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-8f")
     assert pool.available_gpus() == ("1", "GPU-8f")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert pool.available_gpus() == ()
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert pool.available_gpus() == ()
 
 
 def test_a_command_that_cannot_be_started_costs_one_run(tmp_path):

@@ -11,6 +11,7 @@ from analysis import summary
 from analysis.importers.records import read_records
 from analysis.scores import final_scores as scores_of
 from plots import (
+    claims,
     efficiency,
     final_scores,
     intervals,
@@ -19,6 +20,7 @@ from plots import (
     profiles,
     run_times,
     speed,
+    speed_curves,
     style,
     time_spent,
 )
@@ -41,6 +43,36 @@ def look(tables):
     return style.look_of(tables.runs["system"], tables.runs["setting"])
 
 
+def speeds_by_x():
+    """Speeds of a system and its baseline, three times as slow, in one to three runs."""
+    rows = [
+        (
+            system,
+            env_id,
+            x,
+            sps := share * 100.0 * x**0.8,
+            len(seeds),
+            [sps * s for s in seeds],
+            note,
+        )
+        for system, share in (("cleanba_ppo", 3.0), ("cleanba_ppo-sync", 1.0))
+        for env_id, seeds in (("Catch-v0", (1.0,)), ("Pong-v5", (0.9, 1.0, 1.1)))
+        for x in (1, 2, 4, 8, 16)
+        for note in (f"{3 * share:.2f}×" if share > 1 else "1,234\n87%",)
+    ]
+    columns = ["system", "env_id", "x", "sps", "runs", "each", "note"]
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.assign(ideal=frame["sps"].groupby(frame["system"]).transform("first") * frame["x"])
+
+
+def some_claims():
+    """A claim over environments, and one over few actors."""
+    x = 2.0 ** np.arange(8)
+    wide = pd.DataFrame({"environments": x, "formula": x**0.1, "simulated": x**0.1 + 0.01})
+    few = pd.DataFrame({"actors": [1, 2, 3], "formula": [3, 2, 1], "simulated": [3, 2, 1.1]})
+    return [("Claim 1: run time", "seconds", wide), ("Claim 2: latency", "updates", few)]
+
+
 @pytest.fixture(scope="module")
 def draw(tables, look):
     """Functions that draw each figure, by name."""
@@ -61,12 +93,20 @@ def draw(tables, look):
         "speed": lambda: speed.draw(speeds, look, SOURCE),
         "spent": lambda: time_spent.draw(times, look, SOURCE),
         "lag": lambda: policy_lag.draw(lags, look, SOURCE),
+        "scaling": lambda: speed_curves.draw(
+            speeds_by_x(), look, SOURCE, "devices", "in proportion"
+        ),
+        "ratios": lambda: speed_curves.draw(
+            summaries.speedups(speeds_by_x()), look, SOURCE, "variance (ms²)", y="times as fast"
+        ),
+        "claims": lambda: claims.draw(some_claims(), SOURCE),
     }
 
 
-BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag")
+BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag", "scaling", "ratios")
 OVER_ENVIRONMENTS = ("aggregates", "efficiency", "profiles", "run_times")
-FIGURES = BY_ENVIRONMENT + OVER_ENVIRONMENTS
+OF_RUNS = BY_ENVIRONMENT + OVER_ENVIRONMENTS
+FIGURES = (*OF_RUNS, "claims")
 
 
 def shown_texts(figure):
@@ -111,7 +151,7 @@ def test_counts_are_words_of_their_number():
     assert style.sentence("", "a", "", "b") == "a · b"
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", OF_RUNS)
 def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(draw, name):
     texts = " ".join(text.get_text() for text in shown_texts(draw[name]()))
     assert SOURCE in texts
