@@ -200,6 +200,7 @@ def page_content(
         "targets": content.target_grid(found.targets),
         "target_episodes": study.target_episodes if study else EPISODES,
         "speed": content.speed_grid(found.speeds),
+        "at_once": content.at_once_text(done.runs),
         "time": content.time_grid(found.times),
         "lag": content.lag_grid(found.lags, found.asynchrony),
         "changes": content.change_grid(found.predicted),

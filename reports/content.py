@@ -389,6 +389,14 @@ def aggregates_note(comparable: summaries.Comparable) -> str:
     return ""
 
 
+def at_once_text(runs: pd.DataFrame) -> str:
+    """Say how many runs shared the machine, on which their speeds depend."""
+    count = summaries.at_once(runs)
+    if count < 2:
+        return "Runs were made one after another." if count else ""
+    return f"Up to {count} runs were at work at once."
+
+
 def speed_grid(speeds: pd.DataFrame) -> Grid:
     """Return one row per system, setting and environment with its speed."""
     rows = [

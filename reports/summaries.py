@@ -3,6 +3,7 @@
 Everything here takes completed runs only; `problems` names what was left out and why.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -188,6 +189,23 @@ def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) ->
             reached = int(np.isfinite(steps).sum())
             rows.append((*key, target, len(group), reached, tuple(steps), tuple(seconds)))
     return pd.DataFrame(rows, columns=[*GROUP, "target", "runs", "reached", "steps", "seconds"])
+
+
+def at_once(runs: pd.DataFrame) -> int:
+    """Return how many runs were at work at once, at most, by when they started and ended.
+
+    Args:
+      runs: of `analysis.tables.Tables`; rows without these times do not count.
+    """
+    known = [
+        (start, end)
+        for start, end in zip(runs["started"], runs["ended"], strict=True)
+        if isinstance(start, str) and isinstance(end, str)
+    ]
+    # a run that ends in the second in which another starts is not at work beside it
+    moments = sorted([(end, -1) for _, end in known] + [(start, 1) for start, _ in known])
+    most = max(itertools.accumulate(change for _, change in moments), default=0)
+    return max(most, 1) if known else 0
 
 
 def aggregate_table(tables: Tables | None) -> pd.DataFrame:

@@ -275,6 +275,22 @@ def test_hardware_is_said_by_setting_where_it_differs():
     assert content.hardware_lines(runs.assign(hardware=None)) == []
 
 
+def test_the_page_says_how_many_runs_were_at_work_at_once(quickstart):
+    def said(*times):
+        day = "2026-11-22T10:00:0{}+00:00".format
+        rows = [
+            (day(a) if a is not None else None, day(b) if b is not None else None) for a, b in times
+        ]
+        return content.at_once_text(pd.DataFrame(rows, columns=["started", "ended"]))
+
+    assert said() == said((None, None)) == ""
+    assert said((1, 3), (3, 5), (5, 6)) == "Runs were made one after another."
+    assert said((1, 9), (2, 3), (4, 5), (3, 8)) == "Up to 3 runs were at work at once."
+    assert said((1, 9), (2, None)) == "Runs were made one after another."
+    for page in pages(quickstart):
+        assert re.search(r"Up to \d+ runs were at work at once|one after another", page)
+
+
 def test_the_html_page_needs_nothing_but_itself(quickstart):
     html, _ = pages(quickstart)
     without_images = re.sub(r'src="data:[^"]*"', "", html)
