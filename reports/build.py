@@ -9,11 +9,16 @@ import gc
 import shlex
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +30,7 @@ from analysis.scores import EPISODES
 from analysis.tables import InputError, Tables, concat, quality_frame
 from cleanba.record import find_runs
 from experiments import state, systems
+from experiments.pool import available_cores
 from experiments.study import (
     DEFAULT_PRESET,
     Study,
@@ -140,27 +146,37 @@ def draw_figures(
     score: str,
 ) -> dict[str, style.Saved]:
     """Draw and save the figures that there are data for; `score` is what normalised ones are called."""
-    draw = {
-        "curves_steps": lambda: learning_curves.draw(found.steps, "step", look, source),
-        "curves_time": lambda: learning_curves.draw(found.time, "time", look, source),
-        "aggregates": lambda: intervals.draw(found.aggregates, look, source, score),
-        "efficiency": lambda: efficiency.draw(found.efficiency, look, source, score),
-        "final_scores": lambda: final_scores.draw(found.scores, look, source),
-        "speed": lambda: speed.draw(found.speeds, look, source),
-        "time_spent": lambda: time_spent.draw(found.times, look, source),
-        "policy_lag": lambda: policy_lag.draw(found.lags, look, source),
-        "policy_changes": lambda: policy_lag.draw(
-            found.changes, look, source, "policy changes in a rollout"
+    draw: dict[str, Callable[[], Figure]] = {
+        "curves_steps": partial(learning_curves.draw, found.steps, "step", look, source),
+        "curves_time": partial(learning_curves.draw, found.time, "time", look, source),
+        "aggregates": partial(intervals.draw, found.aggregates, look, source, score),
+        "efficiency": partial(efficiency.draw, found.efficiency, look, source, score),
+        "final_scores": partial(final_scores.draw, found.scores, look, source),
+        "speed": partial(speed.draw, found.speeds, look, source),
+        "time_spent": partial(time_spent.draw, found.times, look, source),
+        "policy_lag": partial(policy_lag.draw, found.lags, look, source),
+        "policy_changes": partial(
+            policy_lag.draw, found.changes, look, source, "policy changes in a rollout"
         ),
-        "value_losses": lambda: learning_curves.draw(
-            found.value_losses, "step", look, source, "value loss"
+        "value_losses": partial(
+            learning_curves.draw, found.value_losses, "step", look, source, "value loss"
         ),
     }
     # of an earlier build, for which there are no data now
     for name in draw.keys() - figures.keys():
         for ending in (".png", ".svg"):
             (folder / f"{name}{ending}").unlink(missing_ok=True)
-    return {name: style.save(draw[name](), folder, name) for name in figures}
+    # figures of many panels take seconds each
+    count = max(1, min(len(figures), len(available_cores())))
+    with ProcessPoolExecutor(count, mp_context=get_context("fork")) as workers:
+        saved = workers.map(
+            _draw_and_save, [draw[name] for name in figures], repeat(folder), figures
+        )
+        return dict(zip(figures, saved, strict=True))
+
+
+def _draw_and_save(draw: Callable[[], Figure], folder: Path, name: str) -> style.Saved:
+    return style.save(draw(), folder, name)
 
 
 def page_content(
