@@ -34,8 +34,11 @@ from baselines.worker_schemes.__main__ import (
 from baselines.worker_schemes.agents import Rollout
 from baselines.worker_schemes.crew import Crew
 from baselines.worker_schemes.workers import (
+    Collected,
     CollectionWorker,
     EnvOptions,
+    Gradient,
+    UpdateWorker,
     load_parameters,
     parameters_of,
 )
@@ -431,9 +434,9 @@ def test_waiting_for_rollouts_and_computing_gradients_are_counted_apart(updater)
 
     inner._agent = inner._agent._replace(algorithm=algorithm._replace(loss=slow_loss))
     rows = []
-    recorder = Recorder(SimpleNamespace(write=lambda row, *_: rows.append(row)), 10_000)
+    recorder = Recorder(SimpleNamespace(write=lambda row, *_: rows.append(row)))
     for _ in range(8):
-        recorder.write(worker.step(), worker.network)
+        recorder.write(worker.step(), worker.network, worker.done)
     for row in rows:
         busy = row["rollout_queue_get_time"] + row["training_time"]
         assert row["training_time"] >= 0.1
@@ -522,6 +525,51 @@ def test_asynchronous_workers_learn_from_all_that_they_have_collected(on_ray, up
     rollouts = sum(len(g.collected) for u in updates for g in u.gradients)
     assert worker.steps == worker._learned == 64 * rollouts >= 512
     assert len(updates) == 4 * rollouts  # 2 epochs of 2 minibatches
+
+
+class Scripted:
+    """In place of two asynchronous gradient workers: answers in a given order, each of a rollout's two."""
+
+    size, replaced = 2, ()
+
+    def __init__(self, network, order):
+        self.zeros = [np.zeros_like(p.detach().numpy()) for p in network.parameters()]
+        self.order, self.asked, self.answers = iter(order), set(), [0, 0]
+
+    def share(self, value):
+        return value
+
+    def ask(self, index, *arguments):
+        self.asked.add(index)
+
+    def take(self):
+        index = next(self.order)
+        self.asked.remove(index)  # whoever was not asked cannot answer
+        second = self.answers[index] % 2 == 1
+        self.answers[index] += 1
+        collected = [] if second else [Collected(None, index, 1, 64, [], 0.0, 0.0, 0.0, 0.0, 0.0)]
+        return index, Gradient(self.zeros, 1, {}, collected, 0.0, 0.0, second, [])
+
+    def end(self):
+        pass
+
+
+def test_an_asynchronous_run_ends_when_each_worker_has_learned_from_its_rollout(tmp_path):
+    agent = options.prepare(options.Args(**(SMALL | {"runs_dir": str(tmp_path)}))).agent
+    crew = Scripted(agent.make_network(), [0, 0, 1, 0, 0, 1])
+    worker = UpdateWorker(
+        agent, crew, asynchronous=True, enough=1.0, total_steps=128, max_grad_norm=1.0, anneal=True
+    )
+    updates, done = [], []
+    while not worker.done:
+        updates.append(worker.step())
+        done.append(worker.done)
+    # 128 steps are there with the third answer; worker 0 has a rollout left, and 1 the rest of its own
+    assert [u.steps for u in updates] == [64, 64, 128, 192, 192, 192]
+    assert done == [False] * 5 + [True]
+    # falls by what was learned from to the end, not while that goes on
+    rate = updates[0].learning_rate
+    assert [u.learning_rate / rate for u in updates] == [1, 1, 0.5, 0.5, 0.5, 0]
 
 
 class Sleeper:
