@@ -10,10 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from analysis.forks import call_all
 from analysis.importers.records import read_records
 from analysis.output import bad_input
 from analysis.scores import EPISODES
@@ -119,7 +117,7 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
 def read_tolerantly(runs: Path) -> Tables:
     """Read all records below a folder; a damaged one is named as a problem and left out."""
     try:
-        return read_records([runs])
+        return read_records([runs], len(available_cores()))
     except InputError:
         folders = find_runs(runs)
         if not folders:
@@ -166,13 +164,9 @@ def draw_figures(
     for name in draw.keys() - figures.keys():
         for ending in (".png", ".svg"):
             (folder / f"{name}{ending}").unlink(missing_ok=True)
-    # figures of many panels take seconds each
-    count = max(1, min(len(figures), len(available_cores())))
-    with ProcessPoolExecutor(count, mp_context=get_context("fork")) as workers:
-        saved = workers.map(
-            _draw_and_save, [draw[name] for name in figures], repeat(folder), figures
-        )
-        return dict(zip(figures, saved, strict=True))
+    calls = [partial(_draw_and_save, draw[name], folder, name) for name in figures]
+    saved = call_all(calls, len(available_cores()))  # figures of many panels take seconds each
+    return dict(zip(figures, saved, strict=True))
 
 
 def _draw_and_save(draw: Callable[[], Figure], folder: Path, name: str) -> style.Saved:

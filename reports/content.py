@@ -3,7 +3,8 @@
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -12,9 +13,11 @@ import pandas as pd
 
 from analysis import reproducibility
 from analysis.bootstrap import FEW_RUNS
+from analysis.forks import call_all
 from analysis.scores import EPISODES, final_scores
 from analysis.tables import Tables
 from cleanba import record
+from experiments.pool import available_cores
 from plots import style
 from plots.efficiency import METRICS
 from reports import summaries
@@ -87,25 +90,26 @@ def results(
     pairs = summaries.fingerprints(done)
     changing = summaries.changing(done)
     comparable = summaries.comparable(done)
-    return Results(
-        aggregates=summaries.aggregate_table(comparable.tables),
-        comparable=comparable,
-        efficiency=summaries.efficiency(comparable.tables) if comparable.tables is not None else {},
-        steps=summaries.learning_curves(done, "step"),
-        time=summaries.learning_curves(done, "time"),
-        scores=summaries.score_table(done),
-        targets=summaries.target_table(done, targets or {}, target_episodes),
-        speeds=summaries.speed_table(done),
-        times=summaries.time_table(done),
-        lags=summaries.lag_table(done),
-        asynchrony=summaries.asynchrony_table(done),
-        changes=summaries.lag_table(changing, "changes"),
-        predicted=summaries.change_predictions(changing),
-        value_losses=summaries.value_losses(changing),
-        pairs=pairs,
-        verdicts=summaries.verdicts(done, pairs),
-        systems=reproducibility.system_verdicts(done),
-    )
+    # a few seconds' work each where a study is as large as the papers'; the long ones first
+    calls: dict[str, Callable] = {
+        "systems": partial(reproducibility.system_verdicts, done),
+        "verdicts": partial(summaries.verdicts, done, pairs),
+        "steps": partial(summaries.learning_curves, done, "step"),
+        "time": partial(summaries.learning_curves, done, "time"),
+        "efficiency": partial(summaries.efficiency, comparable.tables),
+        "times": partial(summaries.time_table, done),
+        "lags": partial(summaries.lag_table, done),
+        "changes": partial(summaries.lag_table, changing, "changes"),
+        "aggregates": partial(summaries.aggregate_table, comparable.tables),
+        "scores": partial(summaries.score_table, done),
+        "targets": partial(summaries.target_table, done, targets or {}, target_episodes),
+        "speeds": partial(summaries.speed_table, done),
+        "asynchrony": partial(summaries.asynchrony_table, done),
+        "predicted": partial(summaries.change_predictions, changing),
+        "value_losses": partial(summaries.value_losses, changing),
+    }
+    found = dict(zip(calls, call_all(list(calls.values()), len(available_cores())), strict=True))
+    return Results(comparable=comparable, pairs=pairs, **found)
 
 
 def number(value: float, decimals: int | None = None) -> str:

@@ -246,10 +246,12 @@ def score_name(tables: Tables) -> str:
 
 
 def efficiency(
-    tables: Tables, metrics: Sequence[str] = ("median",)
+    tables: Tables | None, metrics: Sequence[str] = ("median",)
 ) -> dict[tuple[str, str], pd.DataFrame]:
     """Return `analysis.curves.aggregate_curve_table`, by metric and axis, where it has anything."""
     curves = {}
+    if tables is None:
+        return curves
     for axis in ("step", "time"):
         table = aggregate_curve_table(tables, axis, metrics=metrics)
         for metric in metrics:

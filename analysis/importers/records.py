@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from analysis.forks import call_all
 from analysis.tables import InputError, RunKey, Tables, tables
 from cleanba.record import LINE_FILES, RecordError, Run, find_runs, read_run
 
@@ -23,11 +25,12 @@ REQUIRED = {
 }
 
 
-def read_records(paths: Sequence[Path | str]) -> Tables:
+def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
     """Read all run records at or below the given paths.
 
     Args:
       paths: folders of runs, or folders that hold such folders at any depth.
+      cores: how many to read them on, each in a fork of this process.
 
     Returns:
       Tables; runs that are not `completed`, torn last lines, missing files, and NaN returns are
@@ -42,20 +45,35 @@ def read_records(paths: Sequence[Path | str]) -> Tables:
     folders = find_runs(*(p.parent if Path(p).name == "run.json" else p for p in map(Path, paths)))
     if not folders:
         raise InputError(f"{', '.join(map(str, paths))}: no run record here (no run.json)")
-    curves, rollouts, updates, runs, problems = [], [], [], [], []
-    for folder in folders:
-        try:
-            run = read_run(folder)
-            key = _key(run)
-            columns = {kind: read_columns(run, kind) for kind in LINE_FILES}
-        except RecordError as error:
-            raise InputError(str(error)) from None
-        curves.append((key, columns["episodes"]))
-        updates.append((key, columns["updates"]))
-        rollouts.append((key, {**columns["rollouts"], **_lag(columns["rollouts"])}))
-        runs.append((key, _summary(run, columns)))
-        problems += [(key.run, problem) for problem in run.problems]
-    return tables(curves, rollouts, updates, runs, problems=problems)
+    read = call_all([partial(_read, folder) for folder in folders], cores)
+    return tables(
+        [(one.key, one.columns["episodes"]) for one in read],
+        [(one.key, one.columns["rollouts"]) for one in read],
+        [(one.key, one.columns["updates"]) for one in read],
+        [(one.key, one.summary) for one in read],
+        problems=[(one.key.run, problem) for one in read for problem in one.problems],
+    )
+
+
+class _Record(NamedTuple):
+    """One run as read: its columns by kind of line, its row in the table of runs, its problems."""
+
+    key: RunKey
+    columns: dict[str, dict[str, np.ndarray]]
+    summary: dict[str, list]
+    problems: list[str]
+
+
+def _read(folder: Path) -> _Record:
+    try:
+        run = read_run(folder)
+        key = _key(run)
+        columns = {kind: read_columns(run, kind) for kind in LINE_FILES}
+    except RecordError as error:
+        raise InputError(str(error)) from None
+    columns["rollouts"] |= _lag(columns["rollouts"])
+    summary = _summary(run, columns)
+    return _Record(key, columns, summary, run.problems)
 
 
 def _key(run: Run) -> RunKey:
