@@ -173,9 +173,10 @@ def test_each_unroll_is_weighted_by_the_policy_that_is_newest_then(networks, sto
     newest, behaviour = networks
     args = replace(A2C, correction="truncated-is", num_steps=S // 2, sync_interval=S)
     learner = hts_rl.Learner(replace(args, learning_rate=0.01), newest, 10)
-    a2c, found = learner._a2c, []
+    a2c, found, actions = learner._a2c, [], []
 
     def look(data):
+        actions.append(data.actions)
         with torch.no_grad():
             now = torch.distributions.Categorical(logits=learner.network(data.obs)[0])
         found.append((data.logprobs, now.log_prob(data.actions)))
@@ -184,6 +185,7 @@ def test_each_unroll_is_weighted_by_the_policy_that_is_newest_then(networks, sto
     monkeypatch.setattr(learner, "_a2c", look)
     learner.learn(storages, 0, behaviour.state_dict())
     assert len(found) == 2
+    assert torch.equal(torch.cat(actions), storages.actions[0].flatten())  # each unroll once
     for said, now in found:
         torch.testing.assert_close(said, now)
 
