@@ -116,23 +116,28 @@ def build(name: str, runs: Path, out: Path) -> tuple[list[Path], content.Grid]:
 
 def read_tolerantly(runs: Path) -> Tables:
     """Read all records below a folder; a damaged one is named as a problem and left out."""
+    cores = len(available_cores())
     try:
-        return read_records([runs], len(available_cores()))
+        return read_records([runs], cores)
     except InputError:
         folders = find_runs(runs)
         if not folders:
             raise
-    parts, damage = [], []
-    for folder in folders:
-        try:
-            parts.append(read_records([folder]))
-        except InputError as error:
-            damage.append((str(folder), f"damaged, left out: {Path(str(error)).name}"))
+    found = call_all([partial(_read_or_damage, folder) for folder in folders], cores)
+    parts = [one for one in found if isinstance(one, Tables)]
+    damage = [one for one in found if not isinstance(one, Tables)]
     if not parts:
         raise ReportError(f"{runs}: none of the {len(folders)} records there can be read")
     tables = concat(parts)
     known = list(tables.quality.itertuples(index=False, name=None))
     return tables._replace(quality=quality_frame([*known, *damage]))
+
+
+def _read_or_damage(folder: Path) -> Tables | tuple[str, str]:
+    try:
+        return read_records([folder])
+    except InputError as error:
+        return str(folder), f"damaged, left out: {Path(str(error)).name}"
 
 
 def draw_figures(

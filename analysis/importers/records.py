@@ -30,7 +30,7 @@ def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
 
     Args:
       paths: folders of runs, or folders that hold such folders at any depth.
-      cores: how many to read them on, each in a fork of this process.
+      cores: how many to read them on, in forks of this process where there are several.
 
     Returns:
       Tables; runs that are not `completed`, torn last lines, missing files, and NaN returns are

@@ -1,6 +1,8 @@
 """Calls in forks return what they would have returned here, in their order."""
 
 import os
+import subprocess
+import sys
 from functools import partial
 
 import pandas as pd
@@ -55,3 +57,17 @@ def test_damage_is_named_however_many_cores_read_it(write_run, tmp_path):
     (run / "updates.jsonl").write_text("{}}\n")
     with pytest.raises(InputError, match=r"updates\.jsonl, line 1"):
         read_records([tmp_path], cores=2)
+
+
+def test_forks_end_when_their_parent_is_killed():
+    """They hold its output open: whoever reads that would wait for ever, as they would."""
+    code = (
+        "import time; from analysis.forks import call_all\n"
+        "call_all([lambda: print('at work', flush=True) or time.sleep(600)] * 4, cores=2)"
+    )
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        for _ in range(2):
+            assert parent.stdout.readline() == "at work\n"
+        parent.kill()
+        assert parent.communicate(timeout=60)[0] == ""
