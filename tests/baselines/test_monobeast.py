@@ -417,7 +417,7 @@ def test_nobody_needs_to_read_the_lines(tmp_path):
 
 
 TWENTY_RUNS = """
-import os, pathlib, sys, threading
+import os, pathlib, sys
 from baselines import monobeast_study as study
 from baselines.worker_processes import ProcessDied
 from cleanba.command_line import parse
@@ -428,17 +428,19 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 def fail(*args):
     raise ValueError("planted")
-take_batch = study.take_batch
+take_batch, killed = study.take_batch, set()
+def kill_actor_1_at_the_first_batch(*args):
+    if n not in killed:
+        killed.add(n)
+        psutil.Process().children()[1].kill()
+    return take_batch(*args)
+plans = {"learner fails": fail, "actor is killed": kill_actor_1_at_the_first_batch}
 for n in range(20):
     flags = ["--savedir", runs_dir, "--env", "CartPole-v1", "--num_actors", "3", "--batch_size", "4",
              "--unroll_length", "10", "--total_steps", str(total), "--seed", str(n), "--no-progress"]
     kind = ("completes", "learner fails", "actor is killed", "completes")[n % 4]
-    study.take_batch = fail if kind == "learner fails" else take_batch
-    if kind == "actor is killed":
-        def kill():
-            psutil.Process().children()[1].kill()
-        threading.Timer(0.3, kill).start()
-        flags += ["--actor_delay_seconds", "0.02"]
+    study.take_batch = plans.get(kind, take_batch)
+    flags += ["--actor_delay_seconds", "0.02"] if kind == "actor is killed" else []
     try:
         study.train(study.prepare(parse(study.Args, flags, "")))
         outcome = "completes"
