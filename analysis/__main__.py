@@ -1,13 +1,14 @@
 """The command: `python -m analysis aggregate|curves|lag|reproducibility|quality PATH...`.
 
-Input that cannot be read ends it with one line on stderr and exit code 2.
+Unreadable input gives one line on stderr and exit code 2.
 """
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,48 +21,99 @@ from analysis.tables import InputError, Tables
 MOST_ACTORS = 40
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, and exit with code 2."""
+        self.exit(2, f"error: {message}\n")
+
+
+def _whole(smallest: int, largest: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers in a range."""
+
+    def parse(text: str) -> int:
+        value = int(text) if text.lstrip("+-").isdecimal() and len(text) < 30 else None
+        if value is None or not smallest <= value <= largest:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {smallest} to {largest}"
+            )
+        return value
+
+    return parse
+
+
+def _between(low: float, high: float) -> Callable[[str], float]:
+    """Return a parser of numbers between two others, which are excluded."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low < value < high:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number between {low:g} and {high:g}"
+            )
+        return value
+
+    return parse
+
+
+_EPISODES = _whole(1, 10**9)
+_REPETITIONS = _whole(1, 1_000_000)
+_LEVEL = _between(0, 1)
+_AT = _between(-1, 2**53)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis", description="What can honestly be said of runs."
-    )
+    parser = _Parser(prog="python -m analysis", description="Compute statistics of runs and logs.")
     commands = parser.add_subparsers(dest="command", required=True)
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = _Parser(add_help=False)
     shared.add_argument("paths", nargs="+", metavar="PATH", help="runs, logs, or folders of them")
     shared.add_argument("--source", choices=SOURCES, default="auto", help="kind of log")
     shared.add_argument("--format", choices=output.FORMATS, default="table")
-    shared.add_argument("--seed", type=int, default=0, help="of the bootstrap and permutations")
-    shared.add_argument("--strict", action="store_true", help="refuse data with any problem")
+    shared.add_argument(
+        "--seed", type=_whole(0, 2**53), default=0, help="seed of bootstrap and permutations"
+    )
+    shared.add_argument("--strict", action="store_true", help="fail if the data have any problem")
     shared.add_argument("--normalization", choices=NORMALIZATIONS, default="human")
 
     aggregate = commands.add_parser("aggregate", parents=[shared], help="scores with intervals")
-    aggregate.add_argument("--episodes", type=_positive, default=100, help="episodes per score")
+    aggregate.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per score")
     when = aggregate.add_mutually_exclusive_group()
-    when.add_argument("--at-step", type=float, help="score at this step")
-    when.add_argument("--at-time", type=float, help="score at this wall time (s)")
-    aggregate.add_argument("--best", action="store_true", help="best mean of episodes in a row")
-    aggregate.add_argument("--repetitions", type=_positive, default=bootstrap.REPETITIONS)
-    aggregate.add_argument("--level", type=_level, default=bootstrap.LEVEL, help="of confidence")
+    when.add_argument("--at-step", type=_AT, help="score at this step")
+    when.add_argument("--at-time", type=_AT, help="score at this wall time (s)")
+    aggregate.add_argument("--best", action="store_true", help="best consecutive episodes")
+    aggregate.add_argument("--repetitions", type=_REPETITIONS, default=bootstrap.REPETITIONS)
+    aggregate.add_argument("--level", type=_LEVEL, default=bootstrap.LEVEL, help="confidence level")
     aggregate.add_argument("--method", choices=("percentile", "bca"), default="percentile")
-    aggregate.add_argument("--profiles", action="store_true", help="performance profiles, too")
+    aggregate.add_argument("--profiles", action="store_true", help="also performance profiles")
     aggregate.add_argument(
-        "--targets", type=float, nargs="+", help="HTS-RL's metrics, with these scores to reach"
+        "--targets",
+        type=_between(-1e300, 1e300),
+        nargs="+",
+        help="HTS-RL's metrics, with these target scores",
     )
 
     learning = commands.add_parser("curves", parents=[shared], help="learning curves with bands")
     learning.add_argument("--axis", choices=tuple(curves.AXES), default="step")
-    learning.add_argument("--points", type=_positive, default=curves.POINTS)
-    learning.add_argument("--episodes", type=_positive, default=100, help="episodes per point")
-    learning.add_argument("--repetitions", type=_positive, default=2000)
-    learning.add_argument("--level", type=_level, default=bootstrap.LEVEL, help="of confidence")
+    learning.add_argument("--points", type=_whole(1, 100_000), default=curves.POINTS)
+    learning.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per point")
+    learning.add_argument("--repetitions", type=_REPETITIONS, default=2000)
+    learning.add_argument("--level", type=_LEVEL, default=bootstrap.LEVEL, help="confidence level")
 
     commands.add_parser("lag", parents=[shared], help="policy lag")
 
     same = commands.add_parser("reproducibility", parents=[shared], help="verdicts on settings")
     same.add_argument("--axis", choices=tuple(curves.AXES), default="step")
     same.add_argument(
-        "--margin", type=float, default=reproducibility.MARGIN, help="share that counts as equal"
+        "--margin",
+        type=_between(0, 10),
+        default=reproducibility.MARGIN,
+        help="share that counts as equal",
     )
-    same.add_argument("--alpha", type=_level, default=reproducibility.ALPHA)
+    same.add_argument("--alpha", type=_LEVEL, default=reproducibility.ALPHA)
     same.add_argument(
         "--between",
         choices=("settings", "systems"),
@@ -69,22 +121,8 @@ def _parser() -> argparse.ArgumentParser:
         help="compare the settings of each system, or the systems under each setting",
     )
 
-    commands.add_parser("quality", parents=[shared], help="what is wrong with the data")
+    commands.add_parser("quality", parents=[shared], help="problems with the data")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"not a positive number: {text}")
-    return value
-
-
-def _level(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"not between 0 and 1: {text}")
-    return value
 
 
 def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
@@ -127,7 +165,7 @@ def _curves(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
 
 def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     if tables.rollouts.empty:
-        raise InputError(f"{args.paths[0]}: no rollouts recorded, so nothing to say of policy lag")
+        raise InputError(f"{args.paths[0]}: no rollouts are recorded, so there is no policy lag")
     results: dict[str, Any] = {
         "lag": lag.lag_summary(tables),
         "predictions": lag.predictions(tables),
@@ -139,7 +177,7 @@ def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     if args.format == "json":
         results["version_shares"] = lag.all_version_shares(tables)
     elif len(results["by_actor"]) > MOST_ACTORS:
-        del results["by_actor"]  # too long to look at; JSON has it
+        del results["by_actor"]  # too long for the terminal; JSON output has it
     return results
 
 
@@ -148,11 +186,11 @@ def _reproducibility(tables: Tables, args: argparse.Namespace) -> dict[str, Any]
     if args.between == "systems":
         found = reproducibility.system_verdicts(tables, *options, seed=args.seed)
         if not found:
-            raise InputError(f"{args.paths[0]}: no hardware setting with two or more systems here")
+            raise InputError(f"{args.paths[0]}: no hardware setting has two or more systems")
         return {"reproducibility": found}
     found = reproducibility.verdicts(tables, *options, seed=args.seed)
     if not found:
-        raise InputError(f"{args.paths[0]}: no system with two or more hardware settings here")
+        raise InputError(f"{args.paths[0]}: no system has two or more hardware settings")
     return {
         "reproducibility": found,
         "fingerprints": reproducibility.fingerprint_table(tables),
@@ -184,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results["quality"] = problems
     try:
         print(output.render(results, args.format), flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if args.format == "csv" and args.command != "quality" and len(problems):

@@ -5,10 +5,10 @@ its library rliable, which serves as the oracle in the tests; here with any numb
 environment.
 
 A set of scores is a list with one array of runs per environment. Every function also takes
-`counts`, how often each run was drawn in each bootstrap replicate, and then returns one value per
-replicate: a replicate is nothing but other weights on the same, once sorted, scores, which is what
-makes tens of thousands of them cheap. No matrix product is used, since the sums of a BLAS depend
-on its number of threads, and an interval must be the same to the last bit on every machine.
+`counts`, the number of times that each run was drawn in each replicate, and then returns one value per
+replicate. A replicate only changes the weights of the scores, which are sorted once, so tens of
+thousands of replicates are cheap. Matrix products are not used, because the order of BLAS's sums
+depends on its number of threads, and an interval must be bit-identical on every machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def _flat(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise ValueError("every environment needs at least one run")
     values = np.concatenate([np.asarray(column, dtype=np.float64) for column in scores])
     if np.isnan(values).any():
-        raise ValueError("a score is NaN: leave the run out, and say so")
+        raise ValueError("a score is NaN: exclude the run, and report it")
     return values, np.repeat(np.arange(len(sizes)), sizes), sizes
 
 
@@ -34,7 +34,7 @@ def _ones(counts: np.ndarray | None, size: int) -> np.ndarray:
 
 
 def _value(result: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
-    """Without bootstrap counts there is one replicate, and the answer is a number."""
+    """Return the replicates; without bootstrap counts there is only one, which is returned as a number."""
     return result[0] if counts is None else result
 
 
@@ -86,8 +86,8 @@ def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
 
     With equally many runs per environment this is the 25% trimmed mean of all N runs, of which
     floor(N / 4) are cut at either end, as in rliable. With unequal numbers every environment keeps
-    the same weight, shared by its runs, and floor(N / 4) average runs' worth of weight are cut at
-    either end; a run at the edge counts for the part of its weight that is inside.
+    the same weight, divided among its runs, and the weight of floor(N / 4) average runs is cut at
+    either end; a run at the edge counts with the part of its weight that is inside.
 
     Arguments as for `mean`.
     """
@@ -114,7 +114,7 @@ def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
 def optimality_gap(
     scores: Scores, counts: np.ndarray | None = None, target: float = 1.0
 ) -> np.ndarray:
-    """Return by how much runs fall short of the target, on average; arguments as for `mean`."""
+    """Return the mean amount by which runs fall short of the target; arguments as for `mean`."""
     return target - mean([np.minimum(column, target) for column in scores], counts)
 
 
@@ -129,7 +129,7 @@ AGGREGATES: dict[str, Callable[..., np.ndarray]] = {
 def profile(scores: Scores, taus: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
     """Return the performance profile: the share of runs with a score above each threshold.
 
-    Every environment has the same weight, whatever its number of runs.
+    Every environment has the same weight, independent of its number of runs.
 
     Args:
       scores: as for `mean`.
@@ -156,7 +156,7 @@ def probability_of_improvement(
     counts_x: np.ndarray | None = None,
     counts_y: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return how likely a run of X beats a run of Y, ties counted half, averaged over environments.
+    """Return the probability that a run of X beats one of Y, ties counted half, mean over environments.
 
     Args:
       x: one array of scores per environment.

@@ -1,9 +1,9 @@
-"""Stratified bootstrap intervals: runs are drawn anew within each environment.
+"""Stratified bootstrap intervals: runs are resampled within each environment.
 
 Agarwal et al. (arXiv 2108.13264) draw, in every replicate, as many runs as there are, with
-replacement, for each environment by itself. The same seed gives the same interval to the last bit:
-the generator is our own (rliable draws from NumPy's global one), and nothing is summed in an order
-that depends on the machine.
+replacement, separately for each environment. The same seed gives a bit-identical interval: the
+generator is local (rliable draws from NumPy's global one), and no order of summation depends on the
+machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 REPETITIONS = 10_000
 LEVEL = 0.95
-FEW_RUNS = 5  # below this an interval lies: docs/statistics.md has the coverage
+FEW_RUNS = 5  # with fewer, intervals under-cover: docs/statistics.md
 # Replicates are made in blocks that stay in the processor's cache.
 BLOCK = 16384
 
@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
 
 def draw_counts(sizes: Sequence[int], repetitions: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw how often each run takes part in each bootstrap replicate.
+    """Draw the number of times that each run occurs in each bootstrap replicate.
 
     Args:
       sizes: runs per environment, `[M]`, N in all.
@@ -67,7 +67,7 @@ def replicates(
       statistic: takes counts `[N, B]` and returns `[..., B]`.
       sizes: runs per environment, `[M]`.
       repetitions: number of replicates R.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Returns:
       `[..., R]`.
@@ -94,8 +94,8 @@ def bca_interval(
     Args:
       values: the statistic of each replicate, `[R]`.
       value: the statistic of the data.
-      influence: of each run on the statistic, `[N]` (see `jackknife_influence`).
-      level: of confidence.
+      influence: influence of each run on the statistic, `[N]` (see `jackknife_influence`).
+      level: confidence level.
 
     Returns:
       `[2]`; the percentile interval where all replicates, or all influences, are equal.
@@ -119,8 +119,8 @@ def jackknife_influence(
 ) -> np.ndarray:
     """Return the influence of each run on a statistic, by leaving it out.
 
-    Leaving out run i of the n of its environment means that its weight goes to the other n - 1:
-    the counts of that environment become n / (n - 1), and 0 for run i.
+    When run i of the n of its environment is left out, its weight goes to the other n - 1: the
+    counts of that environment become n / (n - 1), and 0 for run i.
 
     Args:
       statistic: takes counts `[N, B]` and returns `[B]`.
@@ -160,8 +160,8 @@ def interval(
         `lambda counts: aggregates.iqm(scores, counts)`.
       sizes: runs per environment. Where all are 1 there is nothing to draw: no interval.
       repetitions: number of replicates.
-      level: of confidence.
-      seed: of the draws.
+      level: confidence level.
+      seed: seed of the draws.
       method: `percentile` or `bca`.
     """
     value = float(statistic(None))

@@ -23,8 +23,8 @@ class Curves(NamedTuple):
       axis: `step` or `time`.
       grid: `[P]`, agent steps or seconds.
       values: `[N, P]`, the running mean of the returns; NaN before the first episode of a run and
-        beyond its end: a curve is never drawn on, except for the last 2% of the grid, since runs
-        of one length stop a few steps apart (`quality.SHORT`; shorter ones are named there).
+        beyond its end. Curves are extrapolated only over the last 2% of the grid, because runs of
+        one length stop a few steps apart (`quality.SHORT`; shorter runs are reported there).
       runs: the keys of the N runs.
     """
 
@@ -72,7 +72,7 @@ def run_curves(
       axis: `step` or `time`.
       points: number of points; the last is the end of the longest run.
       window: number of episodes that a point averages.
-      grid: used instead of an even one.
+      grid: replaces the evenly spaced grid.
     """
     column = AXES[axis]
     runs = split_runs(tables.curves)
@@ -114,15 +114,15 @@ def band(
 ) -> np.ndarray:
     """Return an aggregate along curves, with its stratified bootstrap band.
 
-    One draw of runs serves all points: a replicate is a set of whole curves.
+    All points use the same resampled runs: a replicate is a set of whole curves.
 
     Args:
       scores: one array `[runs, P]` per environment. Points where a run is NaN have no aggregate,
-        for there is no honest one: the runs that are left would be others than before.
-      statistic: of `analysis.aggregates`.
+        because the remaining runs would be a different set.
+      statistic: a function of `analysis.aggregates`.
       repetitions: bootstrap replicates.
-      level: of confidence.
-      seed: of the draws.
+      level: confidence level.
+      seed: seed of the draws.
 
     Returns:
       `[3, P]`: value, low, high; low and high are NaN where every environment has one run only.
@@ -179,8 +179,8 @@ def update_curve_table(
 ) -> pd.DataFrame:
     """Return a column of the updates, such as `value_loss`, against steps.
 
-    Each run's updates are averaged between two points of the grid, so that no curve depends on how
-    many updates a system makes of as many steps.
+    Each run's updates are averaged between two points of the grid, so that a curve does not depend
+    on the number of updates per step.
 
     Returns:
       system, setting, env_id, x (steps), value, low, high (over seeds), runs.
@@ -272,7 +272,7 @@ def area_under_curve(grid: np.ndarray, values: np.ndarray) -> np.ndarray:
       values: `[N, P]`.
 
     Returns:
-      `[N]`: the area under each curve (trapezoids) over the width of that part; NaN if it has fewer
+      `[N]`: the area under each curve (trapezoids) divided by the width of that part; NaN if it has fewer
       than two points.
     """
     whole = np.flatnonzero(np.isfinite(values).all(axis=0))

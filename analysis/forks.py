@@ -9,29 +9,29 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# A message to a fork and back costs as much as a short call.
+# Calls are sent in chunks, because a message to a fork and back costs as much as a short call.
 MESSAGES_PER_FORK = 16
 
 _calls: Sequence[Callable[[], Any]] = ()
 
 
 def call_all(calls: Sequence[Callable[[], T]], cores: int) -> list[T]:
-    """Call functions that do not depend on each other, several at once.
+    """Call independent functions in parallel.
 
-    A fork has all that this process has read, so that tables of gigabytes are not copied to it; what
-    a call returns is, and what else it changes in memory is lost. With one core, or for one call, they
-    run here.
+    Forks share the memory of this process, so tables of gigabytes are not copied to them. Only return
+    values are copied back; other changes in memory are lost. With one core or one call, the calls run
+    in this process.
 
     Args:
       calls: functions without arguments.
-      cores: how many to use.
+      cores: number of cores to use.
 
     Returns:
-      What they return, in their order.
+      The return values, in the order of the calls.
 
     Raises:
-      Whatever the first of them raises.
-      BrokenProcessPool: if a fork is killed, as by a machine that is out of memory.
+      Exception: the exception of the first call that failed.
+      BrokenProcessPool: if a fork is killed, for example because memory is exhausted.
     """
     forks = min(len(calls), cores)
     if forks < 2 or not hasattr(os, "fork"):
@@ -48,7 +48,7 @@ def _take(calls: Sequence[Callable[[], Any]]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End a fork whose parent was killed: it would wait for its next call for ever."""
+    """Exit when the parent is killed, instead of waiting forever for the next call."""
     connection.wait([parent_process().sentinel])
     os._exit(1)
 

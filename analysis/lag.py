@@ -14,8 +14,8 @@ from analysis.queueing import expected_latency
 from analysis.tables import KEYS, Tables, split_runs
 
 QUANTILES = (0.05, 0.5, 0.95)
-SKIPPED_UPDATES = 10  # whose times are not those of a run that has settled
-WAITING = 0.1  # of a rollout's time: actors that wait longer for room are said to wait
+SKIPPED_UPDATES = 10  # the first ones, whose times are not yet steady
+WAITING = 0.1  # share of a rollout's time from which on actors count as waiting for a free buffer
 
 # Mid-rollout changes that the Cleanba paper reports of monobeast (80 actors, batches of 8 rollouts of 240
 # steps; a learner delayed by 1 s; 40 actors): by its text (section 3), and as the excerpts from its logs
@@ -32,8 +32,8 @@ def lag_summary(tables: Tables) -> pd.DataFrame:
 
     Returns:
       Keys, rollouts, and for `changes` (policy changes within a rollout), `lag` (learner version
-      when used, less the mean version over the rollout's steps) and `asynchrony` (learner version
-      when a gradient was applied, less the one it was computed at): mean, 5%, 50% and 95% quantile
+      when used, minus the mean version over the rollout's steps) and `asynchrony` (learner version
+      when a gradient was applied, minus the one it was computed at): mean, 5%, 50% and 95% quantile
       and maximum. NaN where the source does not record it.
     """
     asynchrony = {key: gradient_asynchrony(group) for key, group in split_runs(tables.updates)}
@@ -62,7 +62,7 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def gradient_asynchrony(updates: pd.DataFrame) -> np.ndarray:
-    """Return, per update, the version it was applied to less the one its gradient was computed at.
+    """Return, per update, the version it was applied to minus the one its gradient was computed at.
 
     An update that makes version v is applied to v - 1. It needs `gradient_version`, a field of
     updates that only asynchronous systems have; without it the result is empty.
@@ -73,19 +73,19 @@ def gradient_asynchrony(updates: pd.DataFrame) -> np.ndarray:
 
 
 def predictions(tables: Tables) -> pd.DataFrame:
-    """Return what theory says of each run, to be held beside what was measured.
+    """Return theoretical predictions for each run, for comparison with the measurements.
 
     Returns:
       Keys, and
-      `changes_by_actors`: actors / rollouts per batch. Where actors never wait, all A of them
-        finish one rollout in the time of one rollout, which makes A / B batches of B rollouts,
-        and as many updates.
-      `changes_by_time`: rollout time / time between updates: as many updates happen while a rollout
-        is collected. Where actors wait for room, rollouts begin as an update ends and makes some, so
-        that whole times between updates count: the mean of the quotients rounded down. Without the
-        first updates, which compile.
-      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilisation rho that was
-        measured: the share of the time in which the learner trains.
+      `changes_by_actors`: actors / rollouts per batch. If actors never wait, each of the A actors
+        finishes one rollout while one rollout is collected, which makes A / B batches of B
+        rollouts, and as many updates.
+      `changes_by_time`: rollout time / time between updates: the number of updates while a rollout
+        is collected. If actors wait for free buffers, rollouts begin when an update ends and frees
+        some, so only complete updates count: the mean of the quotients, rounded down. The first
+        updates, which compile, are excluded.
+      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the measured
+        utilisation rho: the share of the time in which the learner trains.
       NaN where a source does not record what is needed.
     """
     updates = {key.run: group for key, group in split_runs(tables.updates)}
@@ -139,7 +139,7 @@ def _latency(utilisation: float) -> float:
 
 
 def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:
-    """Return how often each value occurs: keys, value, rollouts, share (of the run's rollouts)."""
+    """Return the frequency of each value: keys, value, rollouts, share (of the run's rollouts)."""
     frames = []
     for key, group in split_runs(tables.rollouts):
         values, count = np.unique(group[column].dropna().to_numpy(), return_counts=True)
@@ -151,7 +151,7 @@ def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:
 
 
 def lag_over_time(tables: Tables, bins: int = 50) -> pd.DataFrame:
-    """Return the mean lag and changes in even stretches of each run, in the order of use.
+    """Return the mean lag and changes in equal parts of each run, in the order of use.
 
     Returns:
       Keys, bin (0 ...), wall_time (mean, s), rollouts, changes, lag (means).
@@ -183,8 +183,8 @@ def version_shares(rollouts: pd.DataFrame) -> pd.DataFrame:
     """Return how much of the data of each learner version came from each policy version.
 
     This is what the stacked bars of monobeast_study show. A rollout without `learner_version` is
-    put under the version that it ended with; without `versions` its steps are shared evenly by
-    the versions from first to last.
+    attributed to the version that it ended with; without `versions` its steps are divided evenly
+    among the versions from first to last.
 
     Args:
       rollouts: the rollouts of one run.

@@ -1,4 +1,4 @@
-"""Prints results as a table, as JSON or as CSV, and what is wrong with the input."""
+"""Prints results as tables, as JSON or as CSV, and reports bad input."""
 
 import json
 import math
@@ -13,7 +13,7 @@ FORMATS = ("table", "json", "csv")
 
 
 def bad_input(error: Exception) -> int:
-    """Say in one line what a command cannot use, or write; returns its exit code, 2."""
+    """Print one line about unusable input or output; return the exit code, 2."""
     message = str(error)
     if isinstance(error, OSError):
         message = f"{error.filename}: {error.strerror}" if error.filename else message
@@ -22,7 +22,7 @@ def bad_input(error: Exception) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can say it: NaN and infinities become null, arrays lists."""
+    """Return a value as plain JSON types: NaN and infinities become null, arrays become lists."""
     if isinstance(value, pd.DataFrame):
         return [plain(row) for row in value.astype(object).to_dict("records")]
     if isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def render(results: Mapping[str, Any], form: str) -> str:
 
     Args:
       results: name -> table (frame, or list of mappings), the main one first, and `quality`.
-      form: `table` (all of them, for people), `json` (all of them) or `csv` (the main one).
+      form: `table` (all of them, for reading), `json` (all of them) or `csv` (the main one).
     """
     if form == "json":
         return json.dumps(plain(results), indent=1, allow_nan=False)

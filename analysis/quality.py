@@ -1,4 +1,4 @@
-"""What is wrong with the data: named, so that it is neither dropped nor averaged over in silence."""
+"""Problems with the data, which are reported instead of being silently dropped or averaged over."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ SHORT = 0.98
 def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
     """Return the data-quality table: run (or system and setting), problem.
 
-    To what the importers found (runs not completed, damage, NaN), this adds doubled runs, missing
+    Besides the importers' problems (runs not completed, damage, NaN) it has duplicate runs, missing
     environments and seeds, runs of unequal length, and environments without a reference.
     """
     found = list(tables.quality.itertuples(index=False, name=None))
@@ -26,7 +26,7 @@ def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
 
 
 def refuse(problems: pd.DataFrame) -> None:
-    """Raise InputError if there is any problem, naming the first; this is what `--strict` does."""
+    """Raise InputError with the first problem, if there is any (`--strict`)."""
     if len(problems):
         first = problems.iloc[0]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -34,7 +34,7 @@ def refuse(problems: pd.DataFrame) -> None:
 
 
 def _runs(tables: Tables) -> pd.DataFrame:
-    """Return one row per run with scores, whatever its source, with the step that it reached."""
+    """Return one row per run with scores, from any source, with the last step of the run."""
     columns = ["run", "system", "setting", "env_id", "seed"]
     measured = tables.runs[[*columns, "steps"]].astype({"run": object})
     measured = measured[tables.runs["status"] != "published"]
@@ -51,7 +51,7 @@ def _doubled(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         for run in group["run"].iloc[1:]:
             system, setting, env_id, seed = key
             named = f"{system}, {setting}, {env_id}, seed {seed}"
-            yield run, f"doubled run: {named} is also in {group['run'].iloc[0]}"
+            yield run, f"duplicate run: {named} is also in {group['run'].iloc[0]}"
 
 
 def _missing(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Run time and latency of actors and learners, as HTS-RL claims them, by formula and simulation.
+"""Run time and latency of actors and learners in HTS-RL's claims, by formula and by simulation.
 
 Source: Liu et al., "High-throughput synchronous deep RL" (arXiv 2012.09849), section 4.2 (claims 1
 and 2), appendices A and B.
@@ -77,7 +77,7 @@ def simulated_latency(
     rng: np.random.Generator,
     arrivals: int = 200_000,
 ) -> float:
-    """Return the mean length of the data queue that a simulated arrival finds (itself left out).
+    """Return the mean length of the data queue that a simulated arrival finds (excluding itself).
 
     By PASTA this is the time average of the queue, in service included: the number of updates
     between the data's production and its use.
@@ -87,12 +87,12 @@ def simulated_latency(
       actor_rate: data per second of each.
       learner_rate: data per second that the learner takes.
       rng: the generator to draw from.
-      arrivals: number of data simulated; the first tenth is left out.
+      arrivals: number of simulated arrivals; the first tenth is excluded.
     """
     arrive = np.cumsum(rng.exponential(1 / (actors * actor_rate), arrivals))
     serve = rng.exponential(1 / learner_rate, arrivals)
     # Departure of i is max(arrival of i, departure of i - 1) + service of i, which unrolls to a
-    # running maximum of arrival less the service that came before.
+    # running maximum of arrival minus the service time of all earlier ones.
     total = np.cumsum(serve)
     depart = np.maximum.accumulate(arrive - (total - serve)) + total
     waiting = np.arange(arrivals) - np.searchsorted(depart, arrive, side="right")
@@ -156,8 +156,8 @@ def figure_4c(
 ) -> list[dict[str, float]]:
     """Return latency against the number of actors, as figure 4(c).
 
-    The paper's two rates are missing from the text at hand: these are stand-ins with the same
-    shape, a learner that keeps up with 40 actors.
+    The available text of the paper does not give its two rates. These replace them: a learner that
+    keeps up with 40 actors, which gives a curve of the same shape.
     """
     rng = np.random.default_rng(seed)
     return [

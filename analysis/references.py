@@ -1,4 +1,4 @@
-"""What a score is measured against: random play is 0, the reference is 1."""
+"""Reference scores for normalisation: random play is 0, the reference is 1."""
 
 import re
 
@@ -75,7 +75,7 @@ ATARI: dict[str, tuple[float, float, float]] = {
 # Solved: the `reward_threshold` that Gymnasium 1.4 registers for the environment; for Catch (bsuite)
 # the largest possible return, 1.
 # Random: mean of 10,000 episodes of uniformly random actions in EnvPool 1.2.5, as printed by
-# `python -m experiments.benchmark_analysis random`.
+# `python -m experiments.statistics_checks random`.
 SOLVED: dict[str, tuple[float, float]] = {
     "CartPole-v1": (22.1, 475.0),
     "Acrobot-v1": (-498.9, -100.0),
@@ -106,7 +106,7 @@ _GAMES = {_plain(game): game for game in ATARI}
 
 
 def reference(env_id: str, normalization: str = "human") -> tuple[float, float] | None:
-    """Return what counts as 0 and as 1 on an environment.
+    """Return the scores that are normalised to 0 and to 1 on an environment.
 
     Args:
       env_id: name of the environment, of any version.

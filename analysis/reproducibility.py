@@ -2,8 +2,8 @@
 
 *identical*: all fingerprints agree. *equivalent*: the difference lies within a margin, by two
 one-sided tests on the interquartile mean of the scores and on the area under the curve.
-*different*: a permutation of the settings among the runs of each environment makes a difference
-this large too seldom. *undecided*: neither; then about how many more seeds would decide.
+*different*: permuting the settings among the runs of each environment rarely gives a difference this
+large. *undecided*: none of these; the verdict then estimates how many more seeds would decide.
 """
 
 import math
@@ -74,7 +74,7 @@ def run_fingerprints(updates: pd.DataFrame) -> dict[tuple, dict[int, str]]:
 def fingerprint_table(tables: Tables) -> pd.DataFrame:
     """Compare every two runs of one system, environment and seed.
 
-    Two runs that name different values of a hyperparameter are left out: they were not to be the same.
+    Pairs of runs with different values of a hyperparameter are excluded: they are not meant to agree.
 
     Returns:
       system, env_id, seed, setting_a, setting_b, run_a, run_b, identical, compared, last_same,
@@ -100,7 +100,7 @@ def fingerprint_table(tables: Tables) -> pd.DataFrame:
 
 
 def _contradict(a: object, b: object) -> bool:
-    """Whether two records name different values of a hyperparameter."""
+    """Whether two records have different values of a hyperparameter that both name."""
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return False
     return any(a[name] != b[name] for name in a.keys() & b.keys())
@@ -111,12 +111,12 @@ class Difference(NamedTuple):
 
     Attributes:
       first: the outcome under the first setting (IQM over runs and environments).
-      difference: under the second, less that.
-      low: of the interval that two one-sided tests at `ALPHA` use (90% by default).
-      high: of the same.
-      p: of the permutation test, of this outcome alone.
-      margin: what counts as equivalent, in the unit of the outcome.
-      more_seeds: about how many more runs per environment and setting would decide; NaN if one
+      difference: the outcome under the second setting, minus that.
+      low: lower end of the interval that two one-sided tests at `ALPHA` use (90% by default).
+      high: its upper end.
+      p: p-value of the permutation test of this outcome alone.
+      margin: largest difference that counts as equivalent, in the unit of the outcome.
+      more_seeds: estimated number of further runs per environment and setting needed to decide; NaN if one
         setting has a single run per environment.
     """
 
@@ -130,16 +130,16 @@ class Difference(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What can be said of one system under two settings.
+    """Comparison of one system under two settings.
 
     Attributes:
       verdict: identical, equivalent, different or undecided.
-      p: of the permutation test on all outcomes together (their largest standardised difference).
+      p: p-value of the permutation test on all outcomes (their largest standardised difference).
       outcomes: `final` (score at the end) and `area` (mean height of the curve).
       starts: where along the axis the curves first differ more than chance allows anywhere on
         them; NaN if nowhere.
-      runs: of the first and of the second setting.
-      environments: that both settings have.
+      runs: number of runs of the first and of the second setting.
+      environments: number of environments that both settings have.
     """
 
     verdict: str
@@ -164,13 +164,13 @@ def compare_curves(
     Args:
       grid: `[P]`, steps or seconds; `[environments, P]` where environments have grids of their own.
       first: per environment, curves under the first setting `[runs, P]`. An environment is compared
-        over its own stretch: where all its runs, under both settings, are finite; at least two points.
+        where all its runs, under both settings, are finite; at least two points.
       second: the same under the second, environments in the same order.
       margin: as a share of the first setting's value.
-      alpha: of both tests.
-      permutations: of settings among the runs of each environment, all of them where they are no more;
-        also bootstrap replicates.
-      seed: of both.
+      alpha: level of both tests.
+      permutations: number of permutations of settings among the runs of each environment (all of them if
+        there are no more), and of bootstrap replicates.
+      seed: seed of both.
     """
     grids = np.broadcast_to(grid, (len(first), np.shape(grid)[-1]))
     stretches = [_stretch(a, b) for a, b in zip(first, second, strict=True)]
@@ -220,9 +220,10 @@ def _stretch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _permute(
     pooled: Sequence[int], sizes: Sequence[int], permutations: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return which runs count as the first setting's: 0 or 1, `[N, permutations]`; first: as is.
+    """Return labels of runs, 1 for the first setting and 0 for the second, `[N, permutations]`.
 
-    All ways where there are no more than that: a few drawn ones could say a smaller p than there can be.
+    The first column has the true labels. If there are no more permutations than asked for, all are used:
+    with a sample, p could be smaller than the smallest possible value.
     """
     ways = [math.comb(total, size) for total, size in zip(pooled, sizes, strict=True)]
     if math.prod(ways) <= permutations:
@@ -237,7 +238,7 @@ def _permute(
 
 
 def _all_ways(pooled: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-    """Return every way to choose the first setting's runs: 0 or 1, `[N, ways]`; first: as is."""
+    """Return all labellings of runs, as `_permute`, `[N, ways]`; the first has the true labels."""
     labels = []
     for total, size in zip(pooled, sizes, strict=True):
         chosen = np.array(list(combinations(range(total), size)))
@@ -251,7 +252,7 @@ def _all_ways(pooled: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
 def _permuted_difference(
     a: Sequence[np.ndarray], b: Sequence[np.ndarray], labels: np.ndarray
 ) -> np.ndarray:
-    """Return the IQM of the runs labelled 0 less that of those labelled 1, `[permutations]`."""
+    """Return the IQM of the runs labelled 0 minus that of those labelled 1, `[permutations]`."""
     pooled = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
     total = np.repeat([len(c) for c in pooled], [len(c) for c in pooled])[:, None]
     of_a = np.repeat([len(c) for c in a], [len(c) for c in pooled])[:, None]
@@ -280,8 +281,8 @@ def _difference(
         lambda counts: aggregates.iqm(a, counts), sizes_a, repetitions, seed + 1
     )
     low, high = np.quantile(drawn, [alpha, 1 - alpha]) - difference
-    # A bootstrap of n runs is too narrow by sqrt((n - 1) / n), and knows nothing of how badly few
-    # runs tell the spread: stretch it as Student's t does.
+    # A bootstrap of n runs is too narrow by sqrt((n - 1) / n), and ignores that few runs give a poor
+    # estimate of the spread. Widen it for both; Student's t gives the second factor.
     runs = len(sizes_a + sizes_b)
     mean_size = (sum(sizes_a) + sum(sizes_b)) / runs
     normal = NormalDist().inv_cdf(1 - alpha)
@@ -299,11 +300,12 @@ def _difference(
 
 
 def _more_seeds(difference: float, error: float, margin: float, runs: float, alpha: float) -> float:
-    """Return about how many more runs per environment and setting would decide at `POWER`.
+    """Estimate how many more runs per environment and setting would decide, with power `POWER`.
 
-    The error shrinks with the root of the number of runs. To call it equivalent, (z_alpha + z_power)
-    errors must fit between the difference and the margin; to call it different, (z_alpha/2 +
-    z_power) errors into the difference. Whichever needs fewer, if the difference is what it seems.
+    The error shrinks with the root of the number of runs. For `equivalent`, (z_alpha + z_power)
+    errors must fit between the difference and the margin; for `different`, (z_alpha/2 + z_power)
+    errors into the difference. The smaller number is returned, assuming that the estimated
+    difference is the true one.
     """
     normal = NormalDist()
     room = margin - abs(difference)
@@ -327,11 +329,11 @@ def _first_difference(
 ) -> float:
     """Return where the mean curves first differ by more than chance allows anywhere (max-T).
 
-    The mean differences of all environments are summed; before and beyond its own stretch an
-    environment has no part in the sum.
+    The mean differences of all environments are summed; outside its own range of the axis an
+    environment does not contribute.
     """
     axis = np.unique(np.concatenate(grids))
-    most = 2 * max(map(len, grids))  # what many grids of their own add up to would take minutes
+    most = 2 * max(map(len, grids))  # the union of many grids would take minutes
     if len(axis) > most:
         axis = axis[np.linspace(0, len(axis) - 1, most).round().astype(int)]
     difference = np.zeros((len(axis), labels.shape[1]))
@@ -373,7 +375,7 @@ def verdicts(
     """Return a verdict for every system and every two of its settings.
 
     Curves are normalised where every environment has a reference. On each environment they are
-    compared from where all runs have an episode to where the shortest ends, on a grid of its own.
+    compared from where all runs have an episode to where the shortest run ends, on a separate grid.
 
     Returns:
       One entry per pair: system, setting_a, setting_b, verdict, p, starts, runs_a, runs_b,
@@ -404,11 +406,11 @@ def system_verdicts(
 ) -> list[dict]:
     """Return a verdict for every two systems under every setting that both have.
 
-    As `verdicts`, by the curves alone: fingerprints of two systems are of different parameters.
+    Like `verdicts`, but without fingerprints, because two systems have different parameters.
 
     Returns:
-      One entry per pair and setting: system_a, system_b, setting, and what `verdicts` has but for the
-      fingerprints.
+      One entry per pair and setting: system_a, system_b, setting, and the fields of `verdicts` except
+      the fingerprints.
     """
     curves, known = _comparable_curves(tables, axis, points)
     options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
@@ -427,9 +429,9 @@ def _sides(tables: Tables) -> list[tuple[str, str]]:
 
 
 def _comparable_curves(tables: Tables, axis: str, points: int) -> tuple[dict[str, Curves], bool]:
-    """Return the curves of each environment, on a grid of its own, and whether they are normalised.
+    """Return the curves of each environment, on separate grids, and whether they are normalised.
 
-    They are where every environment has a reference.
+    They are normalised if every environment has a reference.
     """
     environments = sorted(tables.curves["env_id"].astype(str).unique())
     known = all(reference(env) is not None for env in environments)
@@ -471,20 +473,20 @@ def _judge(
     notes = []
     left_out = sorted(first.keys() ^ second.keys())
     if left_out:
-        notes.append(f"on one side only, and left out: {', '.join(left_out)}")
+        notes.append(f"excluded, because only one side has them: {', '.join(left_out)}")
     if not options["known"]:
-        notes.append("returns as they are: an environment has no reference")
+        notes.append("raw returns: an environment has no reference")
     identical = prints["pairs"] > 0 and prints["identical"] == prints["pairs"]
     entry: dict = {
         "verdict": "identical" if identical else "undecided",
         "environments": len(shared),
     }
     if not shared:
-        notes.append("no stretch of curve that all runs have")
+        notes.append("the curves of the runs do not overlap")
         return entry | {"note": "; ".join(notes)}
     if len(shared) < len(both):
         missing = ", ".join(sorted(set(both) - set(shared)))
-        notes.append(f"left out, since its runs share fewer than two points of curve: {missing}")
+        notes.append(f"excluded, because the curves overlap in fewer than two points: {missing}")
     result = compare_curves(
         np.stack([curves[env].grid for env in shared]),
         [first[env] for env in shared],

@@ -1,13 +1,12 @@
-"""How fast a layout would train, from the measured times of another.
+"""Predict the speed of a layout from the measured times of another.
 
-The model, per iteration (one batch of rollouts) of the Cleanba architecture: every process handles
-its share of the environments; gradients are split over its learner devices; an actor device that
-is a learner device too does its inference in between; with concurrent actors and learners the
-slower of both sets the pace, without they take turns; some time is lost in every iteration
-whatever happens (queues, copies); and with several processes gradients travel between them.
+The model of one iteration (one batch of rollouts) of the Cleanba architecture: every process handles
+its share of the environments, and gradients are split over its learner devices. An actor device that
+is also a learner device computes its inference between gradients. Concurrent actors and learners take
+as long as the slower of them; without concurrency they take turns. A fixed time is lost in every
+iteration (queues, copies). With several processes, gradients are exchanged between them.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,15 +14,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables import Tables, split_runs
-
-LAYOUT = re.compile(r"a(\d+(?:,\d+)*)-l(\d+(?:,\d+)*)(?:-t\d+)?(?:-d(\d+))?")
+from cleanba.record.layout import Layout
 
 
 class PublishedTime(NamedTuple):
-    """How long a run took, as its authors say."""
+    """The published duration of a run."""
 
     hardware: str
-    layout: str | None  # None where they do not name it
+    layout: str | None  # None where the README does not name it
     minutes: float
 
 
@@ -58,10 +56,10 @@ class Times(NamedTuple):
 
     Attributes:
       rollout: from the first to the last step of a rollout on one actor device.
-      inference: the part of it that a device computes, which delays a learner on that device.
+      inference: the part of it that the device computes, which delays a learner on the same device.
       gradient: all gradients of an iteration on one learner device.
-      fixed: lost in every iteration (queues, copies), split by processes as the data are.
-      transfer: gradients between processes, once there are two or more.
+      fixed: lost in every iteration (queues, copies); divided by the number of processes, as the data are.
+      transfer: exchange of gradients between processes, if there are two or more.
     """
 
     rollout: float
@@ -71,33 +69,12 @@ class Times(NamedTuple):
     transfer: float = 0.0
 
 
-class Layout(NamedTuple):
-    """Which devices of each process act, which learn, and how many processes there are."""
-
-    actors: tuple[int, ...]
-    learners: tuple[int, ...]
-    processes: int = 1
-
-
-def parse_layout(name: str) -> Layout:
-    """Read a layout such as `a0-l1,2-d2` or `a0-l0-t4`.
-
-    Raises:
-      ValueError: if it is not one.
-    """
-    match = LAYOUT.fullmatch(name)
-    if match is None or match[3] == "0":
-        raise ValueError(f"not a layout: {name!r}")
-    actors, learners = (tuple(map(int, ids.split(","))) for ids in match.group(1, 2))
-    return Layout(actors, learners, int(match[3] or 1))
-
-
 def iteration_time(times: Times, layout: Layout, concurrent: bool = True) -> float:
     """Return the time of one iteration, in the unit of `times`.
 
     Args:
-      times: measured.
-      layout: to predict.
+      times: measured times.
+      layout: the layout to predict.
       concurrent: whether actors and learner work at the same time (the Cleanba architecture).
     """
     shared = set(layout.actors) & set(layout.learners)
@@ -118,10 +95,10 @@ def sps(times: Times, layout: Layout, steps: float, concurrent: bool = True) -> 
 def weak_scaling(work: float, latency: float, devices: np.ndarray) -> np.ndarray:
     """Return the efficiency of scaling with a batch in proportion to the devices.
 
-    The work per device stays; a ring all-reduce among p devices adds 2 (p - 1) messages' latency.
+    The work per device is constant; a ring all-reduce among p devices adds the latency of 2 (p - 1) messages.
 
     Args:
-      work: of one device per iteration.
+      work: time that one device computes per iteration.
       latency: of one message, times the gradients per iteration, in the unit of `work`.
       devices: numbers of devices, `[D]`.
 
@@ -134,8 +111,8 @@ def weak_scaling(work: float, latency: float, devices: np.ndarray) -> np.ndarray
 def times_of_run(updates: pd.DataFrame, hardware: Mapping) -> Times:
     """Return the times of a run record, from its updates and its hardware.
 
-    Medians over updates, so that compilation does not count. What an update took beyond the slower
-    of rollout and training is `fixed`.
+    Times are medians over updates, so that compilation does not count. `fixed` is the time between updates
+    beyond the slower of rollout and training.
     """
     learners = max(len(hardware.get("learner_device_ids") or [0]), 1)
     median = {
@@ -153,7 +130,11 @@ def times_of_run(updates: pd.DataFrame, hardware: Mapping) -> Times:
 
 
 def predict(tables: Tables, layouts: Sequence[str]) -> pd.DataFrame:
-    """Return the SPS that each run's times predict for other layouts.
+    """Predict the SPS of other layouts from the times of each run.
+
+    Args:
+      tables: run records.
+      layouts: names of the layouts to predict.
 
     Returns:
       run, system, setting, measured (SPS of the run), layout, predicted (SPS).
@@ -167,18 +148,18 @@ def predict(tables: Tables, layouts: Sequence[str]) -> pd.DataFrame:
         times = times_of_run(group, info["hardware"] or {})
         steps = float(np.median(np.diff(group["step"])))
         for name in layouts:
-            speed = sps(times, parse_layout(name), steps)
+            speed = sps(times, Layout.parse(name), steps)
             rows.append((key.run, key.system, key.setting, info["sps"], name, speed))
     names = ["run", "system", "setting", "measured", "layout", "predicted"]
     return pd.DataFrame(rows, columns=names)
 
 
 def calibrate_readme() -> Times:
-    """Return the times behind four of the README's layouts, in minutes per run.
+    """Fit the model to four of the README's layouts, in minutes per run.
 
-    One learner device more tells gradient from the rest; one shared device tells inference; a
-    second process tells the transfer. The rollout never sets the pace in these four; it is left
-    at 0. The other layouts are then predictions.
+    An additional learner device identifies the gradient time, a shared device the inference time, a second
+    process the transfer time. The rollout is never the slower part in these four and is set to 0. The times
+    of the other layouts are then predictions.
     """
     one, two = README_A100["a0-l1-d1"], README_A100["a0-l1,2-d1"]
     gradient = 2 * (one - two)
@@ -194,7 +175,7 @@ def compare_readme() -> pd.DataFrame:
     used = ("a0-l1-d1", "a0-l1,2-d1", "a0-l0,1-d1", "a0-l0-d2")
     rows = []
     for name, published in README_A100.items():
-        predicted = iteration_time(times, parse_layout(name))
+        predicted = iteration_time(times, Layout.parse(name))
         rows.append((name, published, predicted, predicted / published - 1, name in used))
     return pd.DataFrame(
         rows, columns=["layout", "published", "predicted", "error", "calibrated_on"]
@@ -202,11 +183,10 @@ def compare_readme() -> pd.DataFrame:
 
 
 def compare_paper() -> pd.DataFrame:
-    """Return devices, SPS and efficiency against 16 devices, as the model gives them.
+    """Return devices, SPS and efficiency relative to 16 devices, according to the model.
 
-    The paper's text has two numbers, the SPS at 128 and the efficiency from 16 on. The efficiency
-    sets the latency, the SPS the unit, so this shows what the model makes of 32 and 64; it is no
-    test of it.
+    The paper prints two numbers: the SPS at 128 devices and the efficiency from 16 to 128. They determine
+    the model's two parameters, so the rows for 32 and 64 are predictions, and nothing tests the model.
     """
     devices = np.array([16, 32, 64, 128])
     # efficiency(128) / efficiency(16) = 0.93 solves for latency / work

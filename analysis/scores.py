@@ -17,7 +17,8 @@ def _window_starts(counts: np.ndarray, window: int) -> np.ndarray:
     ended = np.cumsum(counts)
     before = np.concatenate([[0.0], ended])
     starts = np.searchsorted(before, ended - window, side="left")
-    return np.minimum(starts, np.arange(len(counts)))  # a row that is more than a window, itself
+    # A row with more episodes than the window counts alone.
+    return np.minimum(starts, np.arange(len(counts)))
 
 
 def trailing_mean(
@@ -34,8 +35,8 @@ def trailing_mean(
       `[E]`; NaN where a return in the window is NaN.
     """
     counts = np.ones(len(returns)) if counts is None else counts
-    # Differences of cumulative sums lose digits; taken about an integer near the mean they lose
-    # none where returns are integers, as in Atari, and few elsewhere.
+    # Differences of cumulative sums lose precision. Subtracting an integer near the mean first avoids
+    # this where returns are integers, as in Atari, and reduces it elsewhere.
     finite = returns[np.isfinite(returns)]
     centre = np.rint(finite.mean()) if len(finite) else 0.0
     missing = ~np.isfinite(returns)
@@ -106,7 +107,7 @@ def time_to_reach(
     Args:
       times: when each episode ended, ascending, `[E]`.
       returns: `[E]`.
-      target: the score wanted.
+      target: score to reach.
       window: number of episodes; fewer do not count.
       counts: as for `trailing_mean`.
 
@@ -120,7 +121,7 @@ def time_to_reach(
 
 
 class Rule(NamedTuple):
-    """Which episodes make the score of a run: the last by default, or by a step, or by a time."""
+    """Which episodes make up the score of a run: the last ones, at the end or at a step or time."""
 
     window: int = EPISODES
     step: float | None = None
@@ -160,7 +161,7 @@ def final_scores(
     """Return one row per run: its keys, `score`, `normalized`, and `episodes` behind the score.
 
     Args:
-      tables: as read by an importer; of published tables, the scores are taken as they are.
+      tables: as read by an importer; of published tables, the scores are used unchanged.
       rule: which episodes count.
       normalization: see `references.reference`.
 

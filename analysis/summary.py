@@ -1,4 +1,4 @@
-"""What the command prints of systems: aggregates with intervals, profiles, who beats whom."""
+"""Summaries of systems: aggregates with intervals, performance profiles, probability of improvement."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -25,21 +25,22 @@ def aggregate(
     Args:
       scores: as `scores.final_scores` returns them.
       repetitions: bootstrap replicates.
-      level: of confidence.
-      seed: of the draws.
+      level: confidence level.
+      seed: seed of the draws.
       method: `percentile` or `bca`.
 
     Returns:
       One entry per system and setting: system, setting, then `median`, `iqm`, `mean` and
       `optimality_gap`, each with value, low, high, runs and environments; runs (None where means
-      over runs were published), environments, and `note`, what a reader must know of the intervals.
+      over runs were published), environments, and `note`, caveats about the intervals.
     """
     entries = []
     for (system, setting), group in _systems(scores):
         environments, columns = by_environment(group)
         sizes = [len(column) for column in columns]
         published = bool(len(group)) and bool((group["seed"] < 0).all())
-        runs = None if published else sum(sizes)  # a published mean does not say of how many
+        # The number of runs of a published mean is unknown.
+        runs = None if published else sum(sizes)
         entry: dict = {"system": system, "setting": setting}
         for name in METRICS:
             estimate = bootstrap.Interval(np.nan, np.nan, np.nan)
@@ -94,7 +95,7 @@ def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:
 def run_times(tables: Tables) -> list[dict]:
     """Return the mean run time of every system and setting: seconds, runs, ratio to the fastest.
 
-    Runs that are not known to have completed do not count: they took as long as they lasted.
+    Only runs that are known to have completed count.
     """
     done = tables.runs[tables.runs["completed"].astype(bool) & tables.runs["seconds"].notna()]
     if done.empty:
@@ -116,9 +117,9 @@ def run_times(tables: Tables) -> list[dict]:
 def improvements(
     scores: pd.DataFrame, repetitions: int = 2000, level: float = bootstrap.LEVEL, seed: int = 0
 ) -> list[dict]:
-    """Return, for every two systems, how likely a run of the first beats one of the second.
+    """Return, for every two systems, the probability that a run of the first beats one of the second.
 
-    Only environments that both have take part.
+    Only environments that both systems have count.
 
     Returns:
       One entry per pair: x, y ("system, setting"), value, low, high, environments.
@@ -167,8 +168,8 @@ def profiles(
       scores: as `scores.final_scores` returns them.
       taus: thresholds on the normalised score, `[T]`.
       repetitions: bootstrap replicates.
-      level: of confidence (of each point).
-      seed: of the draws.
+      level: confidence level (at each point).
+      seed: seed of the draws.
 
     Returns:
       system, setting, tau, value (share of runs above tau), low, high, runs.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-UNKNOWN = "-"  # a system or a hardware setting that the source does not name
+UNKNOWN = "-"  # a system or hardware setting that is not in the source
 
 
 class InputError(Exception):
@@ -14,7 +14,7 @@ class InputError(Exception):
 
 
 class RunKey(NamedTuple):
-    """What identifies a run. `run` tells two runs apart that agree in all the rest."""
+    """What identifies a run. `run` distinguishes runs that agree in all other keys."""
 
     run: str
     system: str
@@ -24,9 +24,9 @@ class RunKey(NamedTuple):
 
 
 KEYS = list(RunKey._fields)
-LABELS = ("run", "system", "setting", "env_id")  # the keys that repeat: kept as categories
+LABELS = ("run", "system", "setting", "env_id")  # keys that repeat over rows, stored as categories
 
-# Column -> dtype, after the keys. NaN marks what a source does not tell.
+# Column -> dtype, after the keys. NaN where the source has no value.
 CURVES = {"step": "f8", "wall_time": "f8", "return": "f8", "length": "f8"}
 ROLLOUTS = {
     "actor": "f8",
@@ -68,16 +68,16 @@ class Tables(NamedTuple):
     Attributes:
       curves: one row per finished episode (or, for logs that hold averages only, per logged
         average): step (agent steps), wall_time (s since the run started), return, length; and
-        `episodes`, where a source tells how many of them a row averages (NaN or absent: one).
+        `episodes`, the number of episodes that a row averages, if the source has it (NaN or absent: one).
       rollouts: one row per rollout: actor, group, rollout, steps, wall_time, version_first,
         version_last, changes (policy changes within it), learner_version (when it was used), lag
-        (learner_version less the mean version over its steps), versions (pairs version, steps).
+        (learner_version minus the mean version over its steps), versions (pairs version, steps).
       updates: one row per learner update, with all the fields that its source has.
       runs: one row per run: status, completed, episodes, steps, seconds, sps (steps/s after the
         first updates), sps_overall (steps/s of the whole run), hyperparameters, hardware, ...
       scores: one row per run or, for published tables, per mean over runs (then `std` is their
         standard deviation and `seed` is -1), of sources that hold final scores only; `normalized`
-        says whether the score already is.
+        says whether the score is already normalised.
       quality: one row per problem: run (or path), problem.
     """
 
@@ -93,7 +93,7 @@ Piece = tuple[RunKey, Mapping[str, Sequence | np.ndarray]]
 
 
 def stack(pieces: Sequence[Piece], columns: Mapping[str, object]) -> pd.DataFrame:
-    """Put the columns of several runs under each other.
+    """Concatenate the columns of several runs.
 
     Args:
       pieces: one per run, its key and its columns, all of one length; a column of `columns` that a
@@ -150,7 +150,7 @@ def tables(
     scores: Sequence[Piece] = (),
     problems: Iterable[tuple[str, str]] = (),
 ) -> Tables:
-    """Build `Tables` from what an importer read; whatever it does not have stays empty."""
+    """Build `Tables` from the data of an importer; tables that it lacks are empty."""
     return Tables(
         stack(curves, CURVES),
         stack(rollouts, ROLLOUTS),
@@ -162,7 +162,7 @@ def tables(
 
 
 def concat(parts: Sequence[Tables]) -> Tables:
-    """Put the tables of several importers under each other."""
+    """Concatenate the tables of several importers."""
     if len(parts) == 1:
         return parts[0]
     return Tables(*(_concat_frames(frames) for frames in zip(*parts, strict=True)))
@@ -191,7 +191,7 @@ def split_runs(frame: pd.DataFrame) -> list[tuple[RunKey, pd.DataFrame]]:
     column = frame["run"]
     codes = column.cat.codes.to_numpy() if column.dtype == "category" else pd.factorize(column)[0]
     starts = np.flatnonzero(np.diff(codes, prepend=-2))
-    if len(starts) != len(np.unique(codes)):  # a run in several places: bring it together
+    if len(starts) != len(np.unique(codes)):  # the rows of some run are not contiguous
         order = np.argsort(codes, kind="stable")
         frame, codes = frame.iloc[order], codes[order]
         starts = np.flatnonzero(np.diff(codes, prepend=-2))

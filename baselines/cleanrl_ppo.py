@@ -10,11 +10,9 @@ docs/ppo-details.md says which of PPO's implementation details are where.
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,115 +20,104 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
-from baselines.run_log import check_options
-from cleanba import placement
-from cleanba.command_line import BadInput, run_command_line
+from cleanba import record
 from cleanba.environments import (
     EnvSpec,
     EpisodeStatistics,
-    check_env_id,
     describe_env,
     env_seeds,
     make_envs,
 )
-from cleanba.groupwise import fingerprint
+from cleanba.exact import placement
 from cleanba.networks import check_fits, default_network, make_network
-from cleanba.preparation import versions
-from cleanba.record import RunWriter, check_writable, run_name, source_revision
-from cleanba.scalar_log import TensorBoardWriter, hyperparameter_table, update_scalars
+from cleanba.preparation import PACKAGES
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotNegative,
+    Positive,
+    Share,
+    check_args,
+    hyperparameters,
+)
+from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.log import RunLog, run_info
+from cleanba.run.options import LogOptions, RunId, RunOptions, check_run, run_id
 
 SYSTEM = "cleanrl_ppo"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings."""
+
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Kind of device; auto takes an accelerator where jax finds one."""
+    envpool_threads: Count | None = None
+    """Threads that step the environments; by default the cores."""
 
 
 @dataclass(frozen=True)
 class Args:
     """Hyperparameters (those of Cleanba PPO) and, after them, hardware settings and the record."""
 
-    env_id: str = "Breakout-v5"
+    env_id: Hyper[str] = "Breakout-v5"
     """EnvPool environment."""
-    seed: int = 1
+    seed: Hyper[int] = 1
     """Seed of the run: environments, initial parameters, actions, minibatches."""
-    total_timesteps: int = 50_000_000
+    total_timesteps: Hyper[Count] = 50_000_000
     """Agent steps over all environments (200M Atari frames)."""
-    learning_rate: float = 2.5e-4
+    learning_rate: Hyper[Positive] = 2.5e-4
     """Learning rate of Adam."""
-    anneal_lr: bool = True
+    anneal_lr: Hyper[bool] = True
     """Anneal the learning rate linearly to 0."""
-    num_envs: int = 120
+    num_envs: Hyper[Count] = 120
     """Environments."""
-    num_steps: int = 128
+    num_steps: Hyper[Count] = 128
     """Steps of each environment in a rollout."""
-    gamma: float = 0.99
+    gamma: Hyper[Share] = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.95
+    gae_lambda: Hyper[Share] = 0.95
     """Lambda of generalised advantage estimation."""
-    num_minibatches: int = 4
+    num_minibatches: Hyper[Count] = 4
     """Minibatches of an epoch, cut from one permutation of the whole batch."""
-    update_epochs: int = 4
+    update_epochs: Hyper[Count] = 4
     """Epochs over each batch."""
-    norm_adv: bool = True
+    norm_adv: Hyper[bool] = True
     """Normalise advantages over each minibatch."""
-    clip_coef: float = 0.1
+    clip_coef: Hyper[Positive] = 0.1
     """Clipping of the probability ratio."""
-    ent_coef: float = 0.01
+    ent_coef: Hyper[NotNegative] = 0.01
     """Coefficient of the entropy."""
-    vf_coef: float = 0.5
+    vf_coef: Hyper[NotNegative] = 0.5
     """Coefficient of the value loss (which is not clipped)."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Hyper[Positive] = 0.5
     """Largest global norm of a gradient."""
-    adam_eps: float = 1e-5
+    adam_eps: Hyper[NotNegative] = 1e-5
     """Epsilon of Adam."""
-    mask_resets: bool = True
+    mask_resets: Hyper[bool] = True
     """Leave out the steps on which EnvPool resets an environment: their actions do nothing. CleanRL
     itself learns from them."""
-    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
-    channels: tuple[int, ...] | None = None
+    channels: Hyper[tuple[Count, ...] | None] = None
     """Channels of the convolutional stages; by default the network's own."""
-    hiddens: tuple[int, ...] | None = None
+    hiddens: Hyper[tuple[Count, ...] | None] = None
     """Widths of the dense layers; by default the network's own."""
-    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
-    xla_cpu_pool_size: int = 8
+    xla_cpu_pool_size: Hyper[Count] = 8
     """Threads of XLA on a CPU, whatever its cores; part of the arithmetic, as in Cleanba PPO."""
-    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
-    """Kind of device; auto takes an accelerator where jax finds one. A hardware setting."""
-    envpool_threads: int | None = None
-    """Threads that step the environments; by default the cores. A hardware setting."""
-    runs_dir: str = "runs"
-    """Folder of the run records."""
-    study: str = "default"
-    """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
-    setting: str = "one-device"
-    """Name of the hardware setting."""
-    overwrite: bool = False
-    """Delete the record of an earlier run of the same name."""
-    fingerprint_every: int = 10
-    """Updates between two fingerprints (SHA-256) of the parameters in the record."""
-    progress: bool = True
-    """Show a progress bar."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
+    logging: Nested[LogOptions] = LogOptions()
 
     @property
     def batch_size(self) -> int:
         """Steps of a rollout, over all environments."""
         return self.num_envs * self.num_steps
-
-
-RANGES = {
-    "counts": (
-        "num_envs", "num_steps", "num_minibatches", "update_epochs", "fingerprint_every",
-        "envpool_threads",
-    ),
-    "positive": ("learning_rate", "max_grad_norm", "clip_coef"),
-    "not_negative": ("adam_eps", "ent_coef", "vf_coef"),
-    "shares": ("gamma", "gae_lambda"),
-}  # fmt: skip
-NOT_LEARNED = (
-    "platform", "envpool_threads", "runs_dir", "study", "setting", "overwrite", "fingerprint_every",
-    "progress",
-)  # fmt: skip
 
 
 class Rollout(NamedTuple):
@@ -301,31 +288,71 @@ def make_update(
     return update
 
 
-def check(args: Args) -> tuple[EnvSpec, str, Path]:
-    """Check everything that can be wrong with a run; return its environment, network and folder.
+class Plan(NamedTuple):
+    """A run that has been checked and may begin."""
+
+    args: Args
+    run: RunId
+    spec: EnvSpec
+    network: Any
+    network_name: str
+    num_updates: int
+
+
+@input_checks()
+def prepare(args: Args) -> Plan:
+    """Check everything that can be wrong with a run, and start jax; nothing is written yet.
 
     Raises:
-      ValueError: with one line.
+      BadInput: with one line.
+      RecordError: if there is a record already and it may not be overwritten.
     """
-    check_options(args, RANGES)
+    check_args(args)
     if args.batch_size % args.num_minibatches:
-        raise ValueError(
+        raise BadInput(
             f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
             f"batch ({args.num_envs} environments x {args.num_steps} steps)"
         )
     if args.total_timesteps < args.batch_size:
-        raise ValueError(
+        raise BadInput(
             f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
         )
-    env_seeds(args.seed, 0, args.num_envs)
-    check_env_id(args.env_id)
-    folder = run_name(SYSTEM, args.setting, args.env_id, args.seed)
-    directory = Path(args.runs_dir) / args.study / folder
-    check_writable(directory, args.overwrite)
+    run = run_id("cleanrl_ppo", args.env_id, args.seed, args.run, "one-device")
+    check_run(run, args.num_envs, overwrite=args.run.overwrite)
     spec = describe_env(args.env_id, args.atari_preprocessing)
-    network_name = default_network(spec.obs_shape) if args.network == "auto" else args.network
-    check_fits(network_name, spec.obs_shape)
-    return spec, network_name, directory
+    name = default_network(spec.obs_shape) if args.network == "auto" else args.network
+    check_fits(name, spec.obs_shape)
+    network = make_network(name, spec.num_actions, args.channels, args.hiddens)
+    placement.start_jax(layout(args), args.xla_cpu_pool_size)
+    return Plan(args, run, spec, network, name, args.total_timesteps // args.batch_size)
+
+
+def layout(args: Args) -> placement.Hardware:
+    """Return the hardware settings of one thread and one device, in the terms of Cleanba's trainers."""
+    return placement.Hardware(
+        num_actor_threads=1,
+        platform=args.hardware.platform,
+        envpool_threads=args.hardware.envpool_threads,
+    )
+
+
+def begin_log(plan: Plan) -> RunLog:
+    """Begin the record of a run."""
+    args = plan.args
+    info = run_info(
+        plan.run,
+        hyperparameters=hyperparameters(args) | {"network": plan.network_name},
+        hardware=placement.describe_hardware(layout(args), num_processes=1),
+        packages=PACKAGES,
+    )
+    return RunLog(
+        plan.run,
+        info,
+        total_steps=plan.num_updates * args.batch_size,
+        overwrite=args.run.overwrite,
+        progress="bar" if args.run.progress else None,
+        log_frequency=args.logging.log_frequency,
+    )
 
 
 def initial_params(args: Args, spec: EnvSpec, network: Any) -> Any:
@@ -336,13 +363,13 @@ def initial_params(args: Args, spec: EnvSpec, network: Any) -> Any:
         return jax.block_until_ready(params)
 
 
-def train(args: Args, spec: EnvSpec, network: Any, params: Any, record: RunWriter) -> AgentState:
-    """Train, and record it; return what was learned."""
-    num_updates = args.total_timesteps // args.batch_size
+def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
+    """Train from initial parameters, and log it; return the final state."""
+    args, spec, network = plan.args, plan.spec, plan.network
     started = time.perf_counter()
     _, act_key, learn_key = jax.random.split(jax.random.key(args.seed), 3)
     cores = len(os.sched_getaffinity(0))
-    threads = args.envpool_threads or min(cores, args.num_envs)
+    threads = args.hardware.envpool_threads or min(cores, args.num_envs)
     seeds = env_seeds(args.seed, 0, args.num_envs)
     envs = make_envs(spec.env_id, seeds, threads, args.atari_preprocessing)
     statistics = EpisodeStatistics(args.num_envs)
@@ -351,16 +378,12 @@ def train(args: Args, spec: EnvSpec, network: Any, params: Any, record: RunWrite
     on_cpu = jax.local_devices()[0].platform == "cpu"
     update = make_update(network, args, optimizer, unroll=on_cpu and len(spec.obs_shape) == 3)
     state = AgentState(params, optimizer.init(params))
-    board = TensorBoardWriter(record.directory / "tensorboard")
-    board.write_text("hyperparameters", hyperparameter_table(learned(args)))
-    bar = tqdm(total=num_updates * args.batch_size, unit="step", unit_scale=True,
-               disable=not args.progress, dynamic_ncols=True)  # fmt: skip
 
     obs, _ = envs.reset()
     done = np.zeros(args.num_envs, bool)
     shape = (args.num_steps, args.num_envs)
     global_step, last = 0, 0.0
-    for number in range(1, num_updates + 1):
+    for number in range(1, plan.num_updates + 1):
         # The rollout: one policy, all of it.
         all_obs = np.empty((args.num_steps + 1, *obs.shape), obs.dtype)
         dones = np.empty((args.num_steps + 1, args.num_envs), bool)
@@ -395,77 +418,54 @@ def train(args: Args, spec: EnvSpec, network: Any, params: Any, record: RunWrite
         first_step = global_step - args.batch_size
         wall_time = round(collected - started, 4)
         episodes = [
-            {"step": first_step + (e.t + 1) * args.num_envs, "wall_time": wall_time,
-             "env_index": e.index, "return": e.episode_return, "length": e.length}
+            record.Episode(
+                step=first_step + (e.t + 1) * args.num_envs,
+                wall_time=wall_time,
+                env_index=e.index,
+                episode_return=e.episode_return,
+                length=e.length,
+            )
             for e in statistics.count(unclipped, dones[1:])
-        ]  # fmt: skip
-        marked = number == num_updates or number % args.fingerprint_every == 0
-        line = {
-            "version": number + 1,
-            "step": global_step,
-            "wall_time": round(now - started, 4),
-            "update_seconds": round(now - started - last, 6),
+        ]
+        collected_here = record.Rollout(
+            actor=0,
+            group=None,
+            rollout=number,
+            steps=args.batch_size,
+            wall_time=wall_time,
+            version_first=number,
+            version_last=number,
+            versions=[(number, args.batch_size)],
+            learner_version=number,
+        )
+        marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
+        made = record.Update(
+            version=number + 1,
+            step=global_step,
+            wall_time=round(now - started, 4),
+            update_seconds=round(now - started - last, 6),
             **metrics,
-            "learning_rate": learning_rate(number - 1),
-            # Nobody waits in a queue: rollout and update take turns.
-            "rollout_queue_get_time": 0.0,
-            "params_queue_get_time": 0.0,
-            "rollout_queue_put_time": 0.0,
-            "rollout_time": round(collected - begin, 6),
+            learning_rate=learning_rate(number - 1),
+            # There are no queues: rollout and update take turns.
+            rollout_queue_get_time=0.0,
+            params_queue_get_time=0.0,
+            rollout_queue_put_time=0.0,
+            rollout_time=round(collected - begin, 6),
             **{name: round(seconds, 6) for name, seconds in times.items()},
-            "training_time": round(now - collected, 6),
-            "fingerprint": fingerprint(state.params) if marked else None,
-        }
-        record.write("episodes", episodes)
-        record.write("rollouts", [{
-            "actor": 0, "group": None, "rollout": number, "steps": args.batch_size,
-            "wall_time": wall_time, "version_first": number, "version_last": number,
-            "versions": [[number, args.batch_size]], "learner_version": number,
-        }])  # fmt: skip
-        record.write("updates", [line])
-        board.write(global_step, update_scalars(line, args.batch_size))
-        if episodes:
-            mean = float(np.mean([e["return"] for e in episodes]))
-            board.write(global_step, {"charts/episodic_return": mean})
-            bar.set_postfix_str(f"return {mean:.1f}", refresh=False)
-        bar.update(args.batch_size)
+            training_time=round(now - collected, 6),
+            fingerprint=record.fingerprint(state.params) if marked else None,
+        )
+        log.write(made, [collected_here], episodes)
         last = now - started
-    bar.close()
-    board.close()
     return state
-
-
-def learned(args: Args) -> dict[str, Any]:
-    """Return the hyperparameters: what may change what is learned."""
-    return {name: value for name, value in asdict(args).items() if name not in NOT_LEARNED}
 
 
 def main(args: Args) -> None:
     """Check the arguments, train, and record it."""
-    hardware = placement.Hardware(
-        num_actor_threads=1, platform=args.platform, envpool_threads=args.envpool_threads
-    )
-    try:
-        spec, network_name, directory = check(args)
-        network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
-        placement.start_jax(hardware, args.xla_cpu_pool_size)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
-    header = {
-        "system": SYSTEM,
-        "setting": args.setting,
-        "env_id": args.env_id,
-        "seed": args.seed,
-        "study": args.study,
-        "hyperparameters": learned(args) | {"network": network_name},
-        "hardware": placement.describe_hardware(hardware, num_processes=1),
-        "versions": versions(),
-        "revision": source_revision(Path(__file__).parent),
-        "command": ["python", *sys.argv],
-    }
-    params = initial_params(args, spec, network)
-    with RunWriter(directory, header, args.overwrite) as record:
-        train(args, spec, network, params, record)
+    plan = prepare(args)
+    params = initial_params(args, plan.spec, plan.network)
+    with begin_log(plan) as log:
+        train(plan, params, log)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ The architecture of Liu et al. (2020), https://arxiv.org/abs/2012.09849:
         |
     storage being written  <-- swapped every `sync_interval` steps -->  storage being read ---> learner
 
-Executors are processes, one environment each. Actors are processes too: they take whatever observations
-there are, and their randomness comes with them from the executors, so that the result does not depend on
-how many actors there are or which of them is first. The learner learns from one storage while the other
-is filled; then both swap, and the actors get its new parameters. So the policy that acts is one update
-behind, always, and the gradient is computed where the data were collected, and applied to the newest
-parameters (the one-step delayed gradient, equation 6).
+Executors are processes with one environment each. Actors are processes that choose actions for whichever
+observations are waiting. The randomness of an action comes from the executor with its observation, so the
+result depends neither on the number of actors nor on their timing. The learner learns from one storage
+while the other is filled; then the two are swapped, and the actors get the new parameters. So the policy
+that acts is always one update behind. The gradient is computed at the parameters that collected the data,
+and applied to the newest ones (the one-step delayed gradient, equation 6).
 
 Read from top to bottom: options, executing, acting, learning, the run.
 
@@ -29,116 +29,114 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import UNSET
 
-from baselines import run_log
 from baselines.one_environment import Environment, as_stepped
-from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import IndexQueue, share_parameters, shared_tensor
+from baselines.torch_io import PACKAGES, describe_device, fingerprint_network, save_parameters
 from baselines.torch_losses import clipped_surrogate, generalized_returns
-from baselines.torch_networks import make_network
-from baselines.worker_processes import WorkerProcesses
-from cleanba.command_line import BadInput, run_command_line
-from cleanba.environments import EnvSpec, env_seeds
-from cleanba.groupwise import fingerprint
+from baselines.torch_networks import choose_network, make_network
+from baselines.worker_processes import Clock, WorkerProcesses
+from cleanba.environments import EnvSpec, describe_env, env_seeds
+from cleanba.record import Episode, Rollout, Update
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotHyper,
+    NotNegative,
+    Positive,
+    Share,
+    check_args,
+    hyperparameters,
+)
+from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.log import RunLog, run_info, run_lengths
+from cleanba.run.options import RunId, RunOptions, check_run, run_id
 
 FINGERPRINT_EVERY = 10  # updates
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings; the result does not depend on them."""
+
+    num_actors: Count = 4
+    """Actor processes."""
+    disable_cuda: bool = False
+    """Compute on the CPU even if there is a GPU."""
+    step_delay_seconds: NotNegative = 0.0
+    """Mean seconds that an executor sleeps at every step, as in slower environments. The times are
+    exponentially distributed (claim 1, figure 4)."""
 
 
 @dataclass(frozen=True)
 class Args:
     """Hyperparameters (those of the paper's tables A4 and A6) and, after them, hardware settings."""
 
-    env_id: str = "Breakout-v5"
+    env_id: NotHyper[str] = "Breakout-v5"
     """EnvPool environment."""
-    seed: int = 1
+    seed: NotHyper[int] = 1
     """Seed of the run: environments, initial parameters, actions, minibatches."""
-    algorithm: Literal["a2c", "ppo"] = "a2c"
-    """What is learned with."""
-    schedule: Literal["hts", "synchronous"] = "hts"
+    algorithm: Hyper[Literal["a2c", "ppo"]] = "a2c"
+    """Learning algorithm."""
+    schedule: Hyper[Literal["hts", "synchronous"]] = "hts"
     """HTS-RL, or the synchronous baseline: all environments step together, and wait for the learner."""
-    correction: Literal["delayed-gradient", "truncated-is", "none"] = "delayed-gradient"
-    """What is made of data that are one update old (table A1): the gradient is computed at the parameters
-    that collected them; or importance ratios, at most 1, weigh them; or nothing."""
-    total_timesteps: int = 20_000_000
+    correction: Hyper[Literal["delayed-gradient", "truncated-is", "none"]] = "delayed-gradient"
+    """Correction for data that are one update old (table A1): compute the gradient at the parameters that
+    collected them, weight them by importance ratios of at most 1, or nothing."""
+    total_timesteps: Hyper[Count] = 20_000_000
     """Agent steps over all environments."""
-    num_envs: int = 16
-    """Environments, one to an executor."""
-    num_steps: int | None = None
-    """Steps of each environment in an unroll, which one gradient (or PPO's epochs) is made of; by default
-    5 (A2C) or 128 (PPO)."""
-    sync_interval: int | None = None
+    num_envs: Hyper[Count] = 16
+    """Environments, one per executor."""
+    num_steps: Hyper[Count | None] = None
+    """Steps of each environment in an unroll, from which one gradient (or PPO's epochs) is computed; by
+    default 5 (A2C) or 128 (PPO)."""
+    sync_interval: Hyper[Count | None] = None
     """Steps of each environment between two synchronisations (alpha), a multiple of `num_steps`; by
     default one unroll."""
-    learning_rate: float | None = None
+    learning_rate: Hyper[Positive | None] = None
     """Learning rate; by default 7e-4 (A2C) or 3.43e-4 (PPO)."""
-    anneal_lr: bool = False
+    anneal_lr: Hyper[bool] = False
     """Anneal the learning rate linearly to 0."""
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    optimizer: Hyper[Literal["rmsprop", "adam"]] = "rmsprop"
     """RMSProp (decay 0.99) for both, as in the paper, or Adam."""
-    optimizer_eps: float = 1e-5
+    optimizer_eps: Hyper[NotNegative] = 1e-5
     """Epsilon of the optimiser."""
-    gamma: float = 0.99
+    gamma: Hyper[Share] = 0.99
     """Discount factor (0.993 in the paper's football)."""
-    gae_lambda: float | None = None
+    gae_lambda: Hyper[Share | None] = None
     """Lambda of generalised advantage estimation; by default 1 (A2C: n-step returns) or 0.95 (PPO)."""
-    ent_coef: float = 0.01
+    ent_coef: Hyper[NotNegative] = 0.01
     """Coefficient of the entropy (0.003 in the paper's football)."""
-    vf_coef: float = 0.5
+    vf_coef: Hyper[NotNegative] = 0.5
     """Coefficient of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Hyper[Positive] = 0.5
     """Largest global norm of a gradient."""
-    clip_coef: float = 0.1
+    clip_coef: Hyper[Positive] = 0.1
     """PPO: clipping of the probability ratio, and of the value's change."""
-    update_epochs: int = 4
+    update_epochs: Hyper[Count] = 4
     """PPO: epochs over each unroll."""
-    num_minibatches: int = 4
+    num_minibatches: Hyper[Count] = 4
     """PPO: minibatches of an epoch."""
-    reward_clipping: Literal["abs_one", "none"] = "abs_one"
+    reward_clipping: Hyper[Literal["abs_one", "none"]] = "abs_one"
     """Clip rewards to [-1, 1] for learning, or not."""
-    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network; auto takes the Nature CNN for images (tables A4 and A6), else the MLP."""
-    hiddens: tuple[int, ...] | None = None
+    hiddens: Hyper[tuple[Count, ...] | None] = None
     """Widths of the dense layers; by default the network's own."""
-    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's."""
-    torch_threads: int = 1
+    torch_threads: Hyper[Count] = 1
     """Threads of torch in the learner. Sums are split by them, so they are part of the arithmetic."""
-    num_actors: int = 4
-    """Actor processes. A hardware setting: the result does not depend on it."""
-    disable_cuda: bool = False
-    """Compute on the CPU even if there is a GPU."""
-    step_delay_seconds: float = 0.0
-    """Seconds that an executor sleeps at every step, as in slower environments: the mean of exponentially
-    distributed times (claim 1, figure 4)."""
-    runs_dir: str = "runs"
-    """Folder of the run records."""
-    study: str = "default"
-    """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
-    setting: str | None = None
-    """Name of the hardware setting; by default the number of actors."""
-    overwrite: bool = False
-    """Delete the record of an earlier run of the same name."""
-    progress: bool = True
-    """Print a line of progress every few seconds."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
 
 
 DEFAULTS = {
     "a2c": {"num_steps": 5, "learning_rate": 7e-4, "gae_lambda": 1.0},
     "ppo": {"num_steps": 128, "learning_rate": 3.43e-4, "gae_lambda": 0.95},
 }
-RANGES = {
-    "counts": (
-        "total_timesteps", "num_envs", "num_steps", "sync_interval", "update_epochs",
-        "num_minibatches", "torch_threads", "num_actors",
-    ),
-    "positive": ("learning_rate", "max_grad_norm", "clip_coef"),
-    "not_negative": ("optimizer_eps", "ent_coef", "vf_coef", "step_delay_seconds"),
-    "shares": ("gamma", "gae_lambda"),
-}  # fmt: skip
-HARDWARE = ("num_actors", "step_delay_seconds")
-NOT_HYPERPARAMETERS = {
-    *HARDWARE, "disable_cuda", "runs_dir", "study", "setting", "overwrite", "progress", "env_id", "seed",
-}  # fmt: skip
 
 
 class Storages(NamedTuple):
@@ -166,7 +164,7 @@ class Times(NamedTuple):
 class Shared(NamedTuple):
     """What executors, actors and learner share."""
 
-    network: torch.nn.Module  # of the policy that acts; changes only while nobody does
+    network: torch.nn.Module  # of the policy that acts; changes only while no actor is at work
     version: torch.Tensor  # int64 [1], of it
     storages: Storages
     position: (
@@ -206,7 +204,7 @@ def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
 
 
 def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> None:
-    """Step one environment, and draw the randomness of its actions: the whole of an executor process."""
+    """Step one environment and draw the randomness of its actions: an executor process."""
     (seed,) = env_seeds(args.seed, env_index, 1)
     rng, delays = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
     env = Environment(spec.env_id, seed, args.atari_preprocessing)
@@ -226,8 +224,8 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
             shared.ready[env_index].get()
             now = clock()
             inference_time += now - then
-            if args.step_delay_seconds:
-                time.sleep(delays.exponential(args.step_delay_seconds))
+            if args.hardware.step_delay_seconds:
+                time.sleep(delays.exponential(args.hardware.step_delay_seconds))
             last = env.step(int(views.actions[at]))
             views.rewards[at], views.dones[at] = last.reward, last.done
             views.episode_returns[at] = last.episode_return
@@ -239,14 +237,14 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
 
 
 def sample(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return the actions [B] that numbers from [0, 1) draw from policies [B, num_actions]."""
+    """Return actions [B] drawn from policies [B, num_actions] with uniform numbers from [0, 1) [B]."""
     cumulative = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
     drawn = (uniforms[:, None] * cumulative[:, -1:] >= cumulative).sum(dim=-1)
     return drawn.clamp(max=logits.shape[-1] - 1)
 
 
 def act(args: Args, shared: Shared, device: torch.device) -> None:
-    """Choose actions for whatever observations there are: the whole of an actor process.
+    """Choose actions for whichever observations are waiting: an actor process.
 
     An action's bits must not depend on what else is in the batch. On a CPU each observation is therefore
     a batch of its own; on a GPU every environment has a row of its own in a batch of all.
@@ -277,7 +275,7 @@ def act(args: Args, shared: Shared, device: torch.device) -> None:
 def act_together(
     args: Args, shared: Shared, network: torch.nn.Module, storage: int, processes: WorkerProcesses
 ) -> None:
-    """Choose the actions of a whole storage, as a synchronous system does: step by step, for all at once."""
+    """Choose the actions of a whole storage as a synchronous system does: at each step for all at once."""
     storages = shared.storages
     device = next(network.parameters()).device
     for t in range(args.sync_interval):
@@ -298,7 +296,7 @@ def without_gradients(role: Any, *arguments: Any) -> None:
 
 
 class Data(NamedTuple):
-    """An unroll of T steps of N environments, as the policy that collected it sees it."""
+    """An unroll of T steps of N environments, evaluated by the policy that collected it."""
 
     obs: torch.Tensor  # [T * N, ...]
     actions: torch.Tensor  # [T * N]
@@ -328,7 +326,7 @@ def _policy(
 
 
 def a2c_loss(network: torch.nn.Module, data: Data, args: Args) -> Losses:
-    """Advantage actor-critic (https://arxiv.org/abs/1602.01783), as Kostrikov's implementation has it."""
+    """Advantage actor-critic (https://arxiv.org/abs/1602.01783), as in Kostrikov's implementation."""
     logprobs, entropy, values = _policy(network, data)
     errors = data.returns - values
     policy_loss = -(data.weights * errors.detach() * logprobs).mean()
@@ -338,7 +336,7 @@ def a2c_loss(network: torch.nn.Module, data: Data, args: Args) -> Losses:
 
 
 def ppo_loss(network: torch.nn.Module, data: Data, advantages: torch.Tensor, args: Args) -> Losses:
-    """The clipped surrogate loss, with a clipped value loss, as Kostrikov's implementation has it."""
+    """The clipped surrogate loss with a clipped value loss, as in Kostrikov's implementation."""
     logprobs, entropy, values = _policy(network, data)
     ratio = torch.exp(logprobs - data.logprobs)
     surrogate = clipped_surrogate(ratio, advantages, args.clip_coef)
@@ -356,13 +354,13 @@ class Learner:
     """The newest parameters, and how they learn from a storage."""
 
     def __init__(self, args: Args, network: torch.nn.Module, num_updates: int):
-        """Take over a network, on the device that learns."""
+        """Prepare to train a network, on the device that it lies on."""
         self.network = network
         self.version = 1
         self._args = args
         self._device = next(network.parameters()).device
-        # Where gradients are computed: the parameters that collected the data, moved by every step that
-        # the newest ones take, so that PPO's epochs go on from its own last step.
+        # Gradients are computed at the parameters that collected the data, moved by every step that the
+        # newest ones take, so that each of PPO's epochs continues from the last.
         self._behaviour = copy.deepcopy(network)
         optimizers = {
             "rmsprop": lambda p: torch.optim.RMSprop(
@@ -442,14 +440,14 @@ class Learner:
 
     @torch.no_grad()
     def _weigh(self, data: Data) -> Data:
-        """Weigh an unroll by what the policy that is newest now makes of its actions."""
+        """Weight an unroll by the importance ratios of the newest policy, truncated at 1."""
         newest, _ = self.network(data.obs)
         newest = torch.log_softmax(newest, dim=-1).gather(-1, data.actions[:, None])[:, 0]
         weights = torch.exp(newest - data.logprobs).clamp(max=1.0)
         return data._replace(logprobs=newest, weights=weights)  # what PPO's ratio begins with
 
     def _step(self, loss: Callable[[torch.nn.Module], Losses]) -> dict[str, float]:
-        """Compute a gradient, where `correction` says, and apply it to the newest parameters."""
+        """Compute a gradient at the parameters of the `correction`; apply it to the newest parameters."""
         newest = list(self.network.parameters())
         delayed = self._args.correction == "delayed-gradient"
         at = self._behaviour if delayed else self.network
@@ -475,7 +473,7 @@ class Learner:
 class Plan(NamedTuple):
     """A run that has been checked and may begin."""
 
-    args: Args  # with what was chosen where they said None
+    args: Args  # with the values chosen for those that were None
     run: RunId
     spec: EnvSpec
     network: torch.nn.Module
@@ -483,121 +481,100 @@ class Plan(NamedTuple):
     num_updates: int
 
 
+@input_checks()
 def prepare(args: Args) -> Plan:
     """Check everything that can be wrong with a run; nothing is written yet.
 
     Raises:
       BadInput: with one line.
+      RecordError: if there is a record already and it may not be overwritten.
     """
-    try:
-        run_log.check_options(args, RANGES)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    check_args(args)
     chosen = {k: v for k, v in DEFAULTS[args.algorithm].items() if getattr(args, k) is None}
     args = replace(args, **chosen)
     args = replace(args, sync_interval=args.sync_interval or args.num_steps)
-    system = f"hts_rl_{args.algorithm}"
-    if args.schedule == "synchronous":
-        system += "-sync"
-        args = replace(args, correction="none", num_actors=0)  # the learner acts itself
-    try:
-        if args.sync_interval % args.num_steps:
-            raise ValueError(
-                f"--sync-interval {args.sync_interval}: must be a multiple of --num-steps {args.num_steps}"
-            )
-        batch = args.num_steps * args.num_envs
-        if args.algorithm == "ppo" and batch % args.num_minibatches:
-            raise ValueError(
-                f"--num-minibatches {args.num_minibatches}: must divide the {batch} steps of an unroll"
-            )
-        storage = args.sync_interval * args.num_envs
-        if args.total_timesteps < storage:
-            raise ValueError(
-                f"--total-timesteps {args.total_timesteps}: a storage holds {storage} steps"
-            )
-        alone = "one-thread" if args.schedule == "synchronous" else f"actors{args.num_actors}"
-        setting = args.setting or alone
-        run = RunId(system, setting, args.env_id, args.seed, args.study, args.runs_dir)
-        spec = run_log.check_run(
-            run, args.num_envs, overwrite=args.overwrite, preprocessing=args.atari_preprocessing
+    system, setting = f"hts_rl_{args.algorithm}", f"actors{args.hardware.num_actors}"
+    if args.schedule == "synchronous":  # the learner acts itself
+        system, setting = f"{system}-sync", "one-thread"
+        args = replace(args, correction="none", hardware=replace(args.hardware, num_actors=0))
+    if args.sync_interval % args.num_steps:
+        raise BadInput(
+            f"--sync-interval {args.sync_interval}: must be a multiple of --num-steps {args.num_steps}"
         )
-        if not spec.obs_shape:
-            raise ValueError(f"--env-id {args.env_id}: its observations are single numbers")
-        spec = as_stepped(spec)
-        images = len(spec.obs_shape) == 3
-        name = "nature" if args.network == "auto" and images else args.network
-        name = run_log.choose_network(name, spec)
-        torch.manual_seed(args.seed)
-        torch.set_num_threads(1)  # the bits of an orthogonal start depend on them
-        network = make_network(name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    batch = args.num_steps * args.num_envs
+    if args.algorithm == "ppo" and batch % args.num_minibatches:
+        raise BadInput(
+            f"--num-minibatches {args.num_minibatches}: must divide the {batch} steps of an unroll"
+        )
+    storage = args.sync_interval * args.num_envs
+    if args.total_timesteps < storage:
+        raise BadInput(f"--total-timesteps {args.total_timesteps}: a storage holds {storage} steps")
+    run = run_id(system, args.env_id, args.seed, args.run, setting)
+    check_run(run, args.num_envs, overwrite=args.run.overwrite)
+    spec = describe_env(args.env_id, args.atari_preprocessing)
+    if not spec.obs_shape:
+        raise BadInput(f"--env-id {args.env_id}: its observations are single numbers")
+    spec = as_stepped(spec)
+    name = choose_network(args.network, spec, images="nature")
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # the bits of an orthogonal initialisation depend on them
+    network = make_network(name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
     return Plan(args, run, spec, network, name, args.total_timesteps // storage)
 
 
 def begin_log(plan: Plan, device: torch.device) -> RunLog:
     """Begin the record of a run."""
     args = plan.args
-    hyperparameters = {k: v for k, v in asdict(args).items() if k not in NOT_HYPERPARAMETERS}
-    hyperparameters |= {"network": plan.network_name}
-    hardware = {name: getattr(args, name) for name in HARDWARE}
-    hardware |= {"num_processes": 1 + args.num_envs + args.num_actors}
-    hardware |= run_log.describe_device(device)
+    hardware = asdict(args.hardware) | describe_device(device)
+    hardware["num_processes"] = 1 + args.num_envs + args.hardware.num_actors
+    info = run_info(
+        plan.run,
+        hyperparameters=hyperparameters(args) | {"network": plan.network_name},
+        hardware=hardware,
+        packages=PACKAGES,
+    )
     return RunLog(
         plan.run,
-        hyperparameters,
-        hardware,
+        info,
         total_steps=plan.num_updates * args.sync_interval * args.num_envs,
-        overwrite=args.overwrite,
-        progress=args.progress,
+        overwrite=args.run.overwrite,
+        progress="lines" if args.run.progress else None,
     )
 
 
 class Collected(NamedTuple):
-    """What is known of a full storage beside its data."""
+    """A full storage, beside its data."""
 
     version: int  # of the policy that acted
     behaviour: Any  # its state
-    begun: float  # clock time
-    put_time: float  # that it took the executors to get it
+    begun: float  # clock time at which the executors began to fill it
+    put_time: float  # seconds that the executors waited for it
 
 
 def train(plan: Plan) -> None:
-    """Start executors, actors and learner, swap the storages, and end them all."""
+    """Start executors, actors and learner, train until all steps are learned from, and stop them."""
     args = plan.args
     shared = make_shared(args, plan.spec, plan.network)
     clock = Clock()
-    processes = WorkerProcesses()
-    log: RunLog | None = None
-    error: BaseException | None = None
-    use_cuda = not args.disable_cuda and torch.cuda.device_count() > 0
+    use_cuda = not args.hardware.disable_cuda and torch.cuda.device_count() > 0
     device = torch.device("cuda" if use_cuda else "cpu")
-    if use_cuda:  # and one order of additions there; inherited by the actors
+    if use_cuda:  # one order of additions there, too; inherited by the actors
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    try:
-        # Forked before any other thread exists or a GPU is touched.
+    with WorkerProcesses() as processes:
+        # Forked before any other thread exists or a GPU is initialised.
         for index in range(args.num_envs):
             arguments = (execute, index, args, plan.spec, shared, clock)
             processes.fork(f"executor {index}", without_gradients, *arguments)
-        if args.schedule == "hts":
-            for index in range(args.num_actors):
-                processes.fork(f"actor {index}", without_gradients, act, args, shared, device)
+        for index in range(args.hardware.num_actors):
+            processes.fork(f"actor {index}", without_gradients, act, args, shared, device)
         torch.set_num_threads(args.torch_threads)
-        log = begin_log(plan, device)
-        learner = Learner(args, copy.deepcopy(plan.network).to(device), plan.num_updates)
-        loop = synchronous_loop if args.schedule == "synchronous" else hts_loop
-        loop(plan, shared, processes, learner, log, clock)
-        run_log.save_parameters(learner.network, plan.run.directory / "model.npz")
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        processes.end()
-        if log is not None:
-            log.close(error)
-    print(f"completed: {plan.run.directory}")
+        with begin_log(plan, device) as log:
+            learner = Learner(args, copy.deepcopy(plan.network).to(device), plan.num_updates)
+            loop = synchronous_loop if args.schedule == "synchronous" else hts_loop
+            loop(plan, shared, processes, learner, log, clock)
+            save_parameters(learner.network, plan.run.directory / "model.npz")
 
 
 def _state_of(network: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -620,7 +597,7 @@ def hts_loop(
         storage = number % 2
         filling = None
         if number <= plan.num_updates:
-            # The actors' parameters change here, where nobody acts.
+            # The actors' parameters change here, while no actor is at work.
             shared.network.load_state_dict(learner.network.state_dict())
             shared.version[0] = learner.version
             filling = Collected(learner.version, _state_of(learner.network), clock(), put_time)
@@ -629,7 +606,7 @@ def hts_loop(
         if filled is not None:
             before, used = clock(), learner.version
             metrics = learner.learn(shared.storages, 1 - storage, filled.behaviour)
-            # An update ends here, and not with the swap: beside the last one nothing is collected.
+            # An update ends here and not with the swap, because nothing is collected beside the last one.
             learned = clock()
             times = {"training_time": learned - before, "get_time": waited, "last": last}
             record(plan, shared, 1 - storage, filled, learner, used, metrics, times, log, learned)
@@ -649,7 +626,7 @@ def synchronous_loop(
     log: RunLog,
     clock: Clock,
 ) -> None:
-    """Fill a storage, learn from it, and begin again."""
+    """Fill a storage and learn from it, in turn."""
     last, put_time = clock(), 0.0
     for _ in range(plan.num_updates):
         filled = Collected(learner.version, _state_of(learner.network), clock(), put_time)
@@ -672,10 +649,6 @@ def synchronous_loop(
         put_time = now - float(shared.storages.times[0, :, 0].mean())
 
 
-def _fingerprint(network: torch.nn.Module) -> str:
-    return fingerprint({k: v.cpu().numpy() for k, v in network.state_dict().items()})
-
-
 def record(
     plan: Plan,
     shared: Shared,
@@ -696,46 +669,46 @@ def record(
     means = Times(*measured.mean(axis=0).tolist())
     marked = number == plan.num_updates or number % FINGERPRINT_EVERY == 0
     delayed = args.correction == "delayed-gradient"
-    update = {
-        "version": learner.version,
-        "step": number * steps,
-        "wall_time": round(now, 4),
-        "update_seconds": round(now - times["last"], 6),
+    update = Update(
+        version=learner.version,
+        step=number * steps,
+        wall_time=round(now, 4),
+        update_seconds=round(now - times["last"], 6),
         **metrics,
-        "rollout_queue_get_time": round(times["get_time"], 6),
-        "params_queue_get_time": 0.0,
-        "rollout_queue_put_time": round(filled.put_time, 6),
-        "rollout_time": round(float(measured[:, 0].max()) - filled.begun, 6),
-        "inference_time": round(means.inference_time, 6),
-        "env_time": round(means.env_time, 6),
-        "training_time": round(times["training_time"], 6),
-        **({"gradient_version": filled.version} if delayed else {}),
-        "fingerprint": _fingerprint(learner.network) if marked else None,
-    }
+        rollout_queue_get_time=round(times["get_time"], 6),
+        params_queue_get_time=0.0,
+        rollout_queue_put_time=round(filled.put_time, 6),
+        rollout_time=round(float(measured[:, 0].max()) - filled.begun, 6),
+        inference_time=round(means.inference_time, 6),
+        env_time=round(means.env_time, 6),
+        training_time=round(times["training_time"], 6),
+        gradient_version=filled.version if delayed else UNSET,
+        fingerprint=fingerprint_network(learner.network) if marked else None,
+    )
     rollouts = []
     for env_index in range(args.num_envs):
-        versions, counts = run_log.run_lengths(storages.versions[storage, :, env_index].numpy())
+        versions = run_lengths(storages.versions[storage, :, env_index].numpy())
         rollouts.append(
-            {
-                "actor": env_index,
-                "group": None,
-                "rollout": number,
-                "steps": args.sync_interval,
-                "wall_time": round(float(measured[env_index, 0]), 4),
-                "version_first": versions[0],
-                "version_last": versions[-1],
-                "versions": list(zip(versions, counts, strict=True)),
-                "learner_version": used,
-            }
+            Rollout(
+                actor=env_index,
+                group=None,
+                rollout=number,
+                steps=args.sync_interval,
+                wall_time=round(float(measured[env_index, 0]), 4),
+                version_first=versions[0][0],
+                version_last=versions[-1][0],
+                versions=versions,
+                learner_version=used,
+            )
         )
     episodes = [
-        {
-            "step": (number - 1) * steps + (t + 1) * args.num_envs,
-            "wall_time": round(float(measured[env_index, 0]), 4),
-            "env_index": env_index,
-            "return": float(storages.episode_returns[storage, t, env_index]),
-            "length": int(storages.episode_lengths[storage, t, env_index]),
-        }
+        Episode(
+            step=(number - 1) * steps + (t + 1) * args.num_envs,
+            wall_time=round(float(measured[env_index, 0]), 4),
+            env_index=env_index,
+            episode_return=float(storages.episode_returns[storage, t, env_index]),
+            length=int(storages.episode_lengths[storage, t, env_index]),
+        )
         for t, env_index in np.argwhere(storages.dones[storage].numpy()).tolist()
     ]
     log.write(update, rollouts, episodes)

@@ -6,15 +6,16 @@ The architecture of torchbeast's monobeast (https://arxiv.org/abs/1910.03552), a
            ^------------------------------- indices of free buffers ----------------'
 
 Rollouts lie in shared memory. Actors act with one model in shared memory, into which the learner
-copies its parameters after every update, whatever the actors are doing at that moment: so the policy
-changes inside rollouts, as often as machine and settings make it. That is what section 3 and appendix G
-of the Cleanba paper (https://arxiv.org/abs/2310.00036) measure, and what is recorded here. Read from
-top to bottom: options, acting, learning, the run.
+copies its parameters after every update, whatever the actors are doing at that moment. So the policy
+changes inside rollouts, as often as the machine and the settings make it. Section 3 and appendix G of the
+Cleanba paper (https://arxiv.org/abs/2310.00036) measure this, and it is recorded here. Read from top to
+bottom: options, acting, learning, the run.
 
     python baselines/monobeast_study.py --env Pong-v5 --num_actors 80 --unroll_length 240
 
-Two things differ from monobeast. Environments are EnvPool's, as in all systems here. And queues are
-pipes and memory has no name, so that no process waits for a dead one, and nothing is left behind.
+Two things differ from monobeast. Environments are EnvPool's, as in all systems here. Queues are pipes and
+memory is anonymous, so that no process waits for a dead one and nothing is left behind. `--savedir` and
+`--xpid`, monobeast's names, are accepted for `--runs-dir` and `--setting`.
 """
 
 import contextlib
@@ -22,17 +23,15 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 import tyro
 
-from baselines import run_log
 from baselines.one_environment import Environment, Step, as_stepped
-from baselines.run_log import Clock, RunId, RunLog
 from baselines.shared_memory import (
     LARGEST_QUEUE,
     STOP,
@@ -40,107 +39,107 @@ from baselines.shared_memory import (
     share_parameters,
     shared_tensor,
 )
+from baselines.torch_io import (
+    PACKAGES,
+    describe_device,
+    fingerprint_network,
+    load_parameters,
+    save_parameters,
+)
 from baselines.torch_losses import impala_loss
-from baselines.torch_networks import Recurrent, make_network
-from baselines.worker_processes import WorkerProcesses
-from cleanba.command_line import BadInput, run_command_line
-from cleanba.environments import EnvSpec, env_seeds
-from cleanba.groupwise import fingerprint
+from baselines.torch_networks import Recurrent, choose_network, make_network
+from baselines.worker_processes import Clock, WorkerProcesses
+from cleanba.environments import EnvSpec, describe_env, env_seeds
+from cleanba.record import Episode, Rollout, Update
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotHyper,
+    NotNegative,
+    Positive,
+    Share,
+    check_args,
+    hyperparameters,
+)
+from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.log import RunLog, run_info, run_lengths
+from cleanba.run.options import RunId, RunOptions, check_run, run_id
 
-SECONDS_TO_STOP = 5.0  # for a learner thread to end its update
+SECONDS_TO_STOP = 5.0  # for a learner thread to finish its update
 FINGERPRINT_EVERY = 100  # updates
 TEST_EPISODES = 10  # of --mode test, as in monobeast
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings, and the delays that imitate slower hardware."""
+
+    learner_delay_seconds: NotNegative = 0.0
+    """Seconds that the learner sleeps after every update."""
+    learner_delay: Literal["learning", "broadcast"] = "learning"
+    """Where it sleeps: inside the learning step, with its lock held, as the original study does; or
+    between learning and broadcasting, while other learner threads continue, as the paper describes it."""
+    actor_delay_seconds: NotNegative = 0.0
+    """Mean seconds that an actor sleeps at every step, as in slower environments. The times are
+    exponentially distributed (the model of HTS-RL, claim 1): with equal ones, actors would keep pace."""
+    torch_threads: Count | None = None
+    """Threads of torch in the learner; by default one per core. Actors have one."""
+    disable_cuda: bool = False
+    """Learn on the CPU even if there is a GPU."""
 
 
 @dataclass(frozen=True)
 class Args:
     """Options of monobeast, by their names there, and what the study adds."""
 
-    env: Annotated[str, tyro.conf.arg(aliases=["--env-id"])] = "Pong-v5"
+    FLAG_ALIASES: ClassVar[Mapping[str, str]] = {"--xpid": "--setting", "--savedir": "--runs-dir"}
+
+    env: Annotated[NotHyper[str], tyro.conf.arg(aliases=["--env-id"])] = "Pong-v5"
     """EnvPool environment."""
-    mode: Literal["train", "test"] = "train"
+    mode: NotHyper[Literal["train", "test"]] = "train"
     """Train, or play with the model of a run that was trained before."""
-    xpid: str | None = None
-    """Name of the run: the setting in its record; by default from actors and delays."""
-    savedir: Annotated[str, tyro.conf.arg(aliases=["--runs-dir"])] = "runs"
-    """Folder of the run records."""
-    num_actors: int = 4
+    num_actors: Hyper[Count] = 4
     """Actor processes, with one environment each."""
-    total_steps: int = 100_000
+    total_steps: Hyper[Count] = 100_000
     """Agent steps to learn from."""
-    batch_size: int = 8
+    batch_size: Hyper[Count] = 8
     """Rollouts in a learner batch."""
-    unroll_length: int = 80
+    unroll_length: Hyper[Count] = 80
     """Steps in a rollout."""
-    num_buffers: int | None = None
+    num_buffers: Hyper[Count | None] = None
     """Rollout buffers in shared memory; by default two per actor, and at least a batch."""
-    num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num-threads"])] = 2
+    num_learner_threads: Annotated[Hyper[Count], tyro.conf.arg(aliases=["--num-threads"])] = 2
     """Threads that make batches; one at a time learns."""
-    disable_cuda: bool = False
-    """Learn on the CPU even if there is a GPU."""
-    use_lstm: bool = False
+    use_lstm: Hyper[bool] = False
     """Put monobeast's LSTM between trunk and heads."""
-    entropy_cost: float = 0.0006
+    entropy_cost: Hyper[NotNegative] = 0.0006
     """Coefficient of the entropy."""
-    baseline_cost: float = 0.5
+    baseline_cost: Hyper[NotNegative] = 0.5
     """Coefficient of the value loss."""
-    discounting: float = 0.99
+    discounting: Hyper[Share] = 0.99
     """Discount factor."""
-    reward_clipping: Literal["abs_one", "none"] = "abs_one"
+    reward_clipping: Hyper[Literal["abs_one", "none"]] = "abs_one"
     """Clip rewards to [-1, 1] for learning, or not."""
-    learning_rate: float = 0.00048
+    learning_rate: Hyper[Positive] = 0.00048
     """Learning rate of RMSProp, annealed linearly to 0."""
-    alpha: float = 0.99
+    alpha: Hyper[Share] = 0.99
     """Decay of RMSProp."""
-    momentum: float = 0.0
+    momentum: Hyper[NotNegative] = 0.0
     """Momentum of RMSProp."""
-    epsilon: float = 0.01
+    epsilon: Hyper[NotNegative] = 0.01
     """Epsilon of RMSProp, outside the root."""
-    grad_norm_clipping: float = 40.0
+    grad_norm_clipping: Hyper[Positive] = 40.0
     """Largest global norm of a gradient."""
-    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
-    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's (appendix D)."""
-    seed: int = 1
+    seed: NotHyper[int] = 1
     """Seed of the environments, the initial parameters and the actions. It does not make a run
-    reproducible: which policy acts when is decided by the machine."""
-    learner_delay_seconds: float = 0.0
-    """Seconds that the learner sleeps after every update."""
-    learner_delay: Literal["learning", "broadcast"] = "learning"
-    """Where it sleeps: inside the learning step, with its lock held, as the original study does; or
-    between learning and broadcasting, while other learner threads go on, as the paper describes it."""
-    actor_delay_seconds: float = 0.0
-    """Seconds that an actor sleeps at every step, as in slower environments: the mean of exponentially
-    distributed times (the model of HTS-RL, claim 1), since what sleeps evenly moves in step."""
-    torch_threads: int | None = None
-    """Threads of torch in the learner; by default one per core. Actors have one."""
-    study: str = "default"
-    """Study that the run belongs to: its record is in <savedir>/<study>/."""
-    overwrite: bool = False
-    """Delete the record of an earlier run of the same name."""
-    progress: bool = True
-    """Print a line for every rollout, in the format of the paper's appendix G, and on progress."""
-
-
-RANGES = {
-    "counts": (
-        "num_actors", "total_steps", "batch_size", "unroll_length", "num_learner_threads",
-        "torch_threads",
-    ),
-    "positive": ("learning_rate", "grad_norm_clipping"),
-    "not_negative": (
-        "learner_delay_seconds", "actor_delay_seconds", "momentum", "epsilon", "entropy_cost",
-        "baseline_cost",
-    ),
-    "shares": ("discounting", "alpha"),
-}  # fmt: skip
-
-# Hyperparameters are what may change what is learned: all but these.
-HARDWARE = ("learner_delay_seconds", "learner_delay", "actor_delay_seconds", "torch_threads")
-NOT_HYPERPARAMETERS = {
-    *HARDWARE, "mode", "xpid", "savedir", "disable_cuda", "study", "overwrite", "progress", "env", "seed",
-}  # fmt: skip
+    reproducible: the machine decides which policy acts when."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
 
 
 class Buffers(NamedTuple):
@@ -243,8 +242,8 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
             buffers.logits[index, t] = logits[0]
             now = clock()
             inference_time += now - then
-            if args.actor_delay_seconds:
-                time.sleep(rng.exponential(args.actor_delay_seconds))
+            if args.hardware.actor_delay_seconds:
+                time.sleep(rng.exponential(args.hardware.actor_delay_seconds))
             last = env.step(last_action)
             env_time += clock() - now
             _write_step(views, index, t + 1, last, last_action)
@@ -252,12 +251,12 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
         views.origin[index] = actor, number
         end = clock()
         views.times[index] = Times(end, end - start, inference_time, env_time, start - before)
-        if args.progress:
+        if args.run.progress:
             line = (
                 f"actor_index {actor} initial policy_version {first} "
                 f"policy_version after rollout {final}\n"
             )
-            with contextlib.suppress(BrokenPipeError):  # nobody reads: the learner will say so
+            with contextlib.suppress(BrokenPipeError):  # a closed reader ends no run
                 os.write(1, line.encode())  # one call: lines of other actors stay whole
         shared.full.put(index)
 
@@ -377,12 +376,15 @@ def compute_gradient(network: torch.nn.Module, batch: Batch, args: Args) -> dict
 
 
 class Learner:
-    """Learner threads: each takes a batch of full buffers, frees them, and waits for its turn to learn."""
+    """Learner threads: each takes a batch of full buffers, frees them, and waits for its turn to learn.
+
+    They run while its context is entered; `done` is set when all have finished or one has failed.
+    """
 
     def __init__(
         self, args: Args, network: torch.nn.Module, shared: Shared, log: RunLog, clock: Clock
     ):
-        """Take over a network, on the device that learns."""
+        """Prepare to train a network, on the device that it lies on."""
         self.version = 1
         self.error: BaseException | None = None
         self.done = threading.Event()
@@ -403,23 +405,26 @@ class Learner:
             for i in range(args.num_learner_threads)
         ]
 
-    def start(self) -> None:
-        """Start the threads; `done` is set when all have ended, or one has failed."""
+    def __enter__(self) -> "Learner":
+        """Start the threads."""
         self._running = len(self._threads)
         for thread in self._threads:
             thread.start()
+        return self
 
-    def stop(self) -> bool:
-        """End the threads, those that wait for a full buffer too; return whether all have ended.
+    def __exit__(self, *_: object) -> None:
+        """Stop the threads, also those that wait for a full buffer.
 
-        One that does not, in a long update, touches neither buffers nor record when it is done.
+        A thread that does not stop in time, because its update takes long, touches neither buffers nor
+        record afterwards.
         """
         self._stopping.set()
         self._shared.full.put(STOP)
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(SECONDS_TO_STOP)
-        return not any(thread.is_alive() for thread in self._threads)
+            thread.join(SECONDS_TO_STOP)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._shared.free.close()
+            self._shared.full.close()
 
     def _next_batch(self) -> list[int] | None:
         """Wait for as many full buffers as a batch has; None when there is nothing left to learn."""
@@ -473,20 +478,20 @@ class Learner:
             losses = {name: value.item() for name, value in losses.items()}
             if not np.isfinite(losses["loss"]):
                 raise FloatingPointError(f"the loss of update {self.version} is {losses['loss']}")
-            if args.learner_delay == "learning":
-                self._stopping.wait(args.learner_delay_seconds)
+            if args.hardware.learner_delay == "learning":
+                self._stopping.wait(args.hardware.learner_delay_seconds)
             if self._stopping.is_set():
                 return
             used = self.version
             self.version += 1
-            if args.learner_delay == "learning" or not args.learner_delay_seconds:
+            if args.hardware.learner_delay == "learning" or not args.hardware.learner_delay_seconds:
                 self._broadcast()
             now = self._clock()
             entropy = losses["entropy"] / losses.pop("count")
             metrics = losses | {"entropy": entropy, "grad_norm": float(norm), "learning_rate": rate}
             self._record(origin, used, now, get_time, now - before, metrics)
-        if args.learner_delay == "broadcast" and args.learner_delay_seconds:
-            self._stopping.wait(args.learner_delay_seconds)
+        if args.hardware.learner_delay == "broadcast" and args.hardware.learner_delay_seconds:
+            self._stopping.wait(args.hardware.learner_delay_seconds)
             with self._learn_lock:
                 self._broadcast()
 
@@ -505,51 +510,49 @@ class Learner:
         metrics: dict[str, float],
     ) -> None:
         args = self._args
-        step = (self.version - 1) * args.unroll_length * args.batch_size
-        times = Times(*origin.times.mean(axis=0).tolist())
-        update = {
-            "version": self.version,
-            "step": step,
-            "wall_time": round(now, 4),
-            "update_seconds": round(now - self._last_update, 6),
-            **metrics,
-            "rollout_queue_get_time": round(get_time, 6),
-            "params_queue_get_time": 0.0,  # actors never wait for parameters
-            "rollout_queue_put_time": round(times.put_time, 6),
-            "rollout_time": round(times.rollout_time, 6),
-            "inference_time": round(times.inference_time, 6),
-            "env_time": round(times.env_time, 6),
-            "training_time": round(training_time, 6),
-            "fingerprint": None,
-        }
         updates = self.version - 1
-        if updates == self._num_updates or updates % FINGERPRINT_EVERY == 0:
-            state = self._network.state_dict()
-            update["fingerprint"] = fingerprint({k: v.cpu().numpy() for k, v in state.items()})
+        step = updates * args.unroll_length * args.batch_size
+        times = Times(*origin.times.mean(axis=0).tolist())
+        marked = updates == self._num_updates or updates % FINGERPRINT_EVERY == 0
+        update = Update(
+            version=self.version,
+            step=step,
+            wall_time=round(now, 4),
+            update_seconds=round(now - self._last_update, 6),
+            **metrics,
+            rollout_queue_get_time=round(get_time, 6),
+            params_queue_get_time=0.0,  # actors never wait for parameters
+            rollout_queue_put_time=round(times.put_time, 6),
+            rollout_time=round(times.rollout_time, 6),
+            inference_time=round(times.inference_time, 6),
+            env_time=round(times.env_time, 6),
+            training_time=round(training_time, 6),
+            fingerprint=fingerprint_network(self._network) if marked else None,
+        )
         rollouts = []
         for b, (actor, number) in enumerate(zip(origin.actors, origin.numbers, strict=True)):
-            versions, counts = run_log.run_lengths(origin.versions[b])
+            versions = run_lengths(origin.versions[b])
             rollouts.append(
-                {
-                    "actor": int(actor),
-                    "group": None,
-                    "rollout": int(number),
-                    "steps": args.unroll_length,
-                    "wall_time": round(float(origin.times[b, 0]), 4),
-                    "version_first": versions[0],
-                    "version_last": versions[-1],
-                    "versions": list(zip(versions, counts, strict=True)),
-                    "learner_version": used,
-                }
+                Rollout(
+                    actor=int(actor),
+                    group=None,
+                    rollout=int(number),
+                    steps=args.unroll_length,
+                    wall_time=round(float(origin.times[b, 0]), 4),
+                    version_first=versions[0][0],
+                    version_last=versions[-1][0],
+                    versions=versions,
+                    learner_version=used,
+                )
             )
         episodes = [
-            {
-                "step": step,
-                "wall_time": round(float(origin.times[b, 0]), 4),
-                "env_index": int(origin.actors[b]),
-                "return": float(origin.episode_returns[b, t]),
-                "length": int(origin.episode_lengths[b, t]),
-            }
+            Episode(
+                step=step,
+                wall_time=round(float(origin.times[b, 0]), 4),
+                env_index=int(origin.actors[b]),
+                episode_return=float(origin.episode_returns[b, t]),
+                length=int(origin.episode_lengths[b, t]),
+            )
             for b, t in np.argwhere(origin.dones).tolist()
         ]
         self._last_update = now
@@ -557,12 +560,12 @@ class Learner:
 
 
 def setting_name(args: Args) -> str:
-    """Name the hardware setting of a run: what the paper varies, beside the same hyperparameters."""
+    """Name the hardware setting of a run by what the paper varies."""
     name = f"actors{args.num_actors}"
-    if args.learner_delay_seconds:
-        name += f"-{args.learner_delay}{args.learner_delay_seconds:g}"
-    if args.actor_delay_seconds:
-        name += f"-acting{args.actor_delay_seconds:g}"
+    if args.hardware.learner_delay_seconds:
+        name += f"-{args.hardware.learner_delay}{args.hardware.learner_delay_seconds:g}"
+    if args.hardware.actor_delay_seconds:
+        name += f"-acting{args.hardware.actor_delay_seconds:g}"
     return name
 
 
@@ -577,66 +580,58 @@ class Plan(NamedTuple):
     num_buffers: int
 
 
+@input_checks()
 def prepare(args: Args) -> Plan:
     """Check everything that can be wrong with a run; nothing is written yet.
 
     Raises:
       BadInput: with one line.
+      RecordError: if there is a record already and it may not be overwritten.
     """
-    try:
-        run_log.check_options(args, RANGES, name="xpid", flag="--{}".format)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    check_args(args)
     num_buffers = args.num_buffers or max(2 * args.num_actors, args.batch_size)
     if num_buffers < args.num_actors or num_buffers < args.batch_size:
         raise BadInput(
-            f"--num_buffers {num_buffers}: needs at least one per actor ({args.num_actors}) and as "
+            f"--num-buffers {num_buffers}: needs at least one per actor ({args.num_actors}) and as "
             f"many as are in a batch ({args.batch_size})"
         )
     if num_buffers > LARGEST_QUEUE:
-        raise BadInput(f"--num_buffers {num_buffers}: at most {LARGEST_QUEUE}")
-    setting = args.xpid or setting_name(args)
-    run = RunId("monobeast", setting, args.env, args.seed, args.study, args.savedir)
-    try:
-        spec = run_log.check_run(
-            run,
-            args.num_actors,
-            overwrite=args.overwrite or args.mode == "test",
-            preprocessing=args.atari_preprocessing,
-        )
-        spec = as_stepped(spec)
-        name = run_log.choose_network(args.network, spec)
-        torch.manual_seed(args.seed)
-        network = make_network(name, spec.obs_shape, spec.num_actions, use_lstm=args.use_lstm)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+        raise BadInput(f"--num-buffers {num_buffers}: at most {LARGEST_QUEUE}")
+    run = run_id("monobeast", args.env, args.seed, args.run, setting_name(args))
+    check_run(run, args.num_actors, overwrite=args.run.overwrite, new=args.mode == "train")
+    spec = as_stepped(describe_env(args.env, args.atari_preprocessing))
+    name = choose_network(args.network, spec)
+    torch.manual_seed(args.seed)
+    network = make_network(name, spec.obs_shape, spec.num_actions, use_lstm=args.use_lstm)
     return Plan(args, run, spec, network, name, num_buffers)
 
 
 def begin_log(plan: Plan, device: torch.device, torch_threads: int) -> RunLog:
     """Begin the record of a run."""
     args = plan.args
-    hyperparameters = {k: v for k, v in asdict(args).items() if k not in NOT_HYPERPARAMETERS}
-    hyperparameters |= {"network": plan.network_name, "num_buffers": plan.num_buffers}
-    hardware = {name: getattr(args, name) for name in HARDWARE}
+    chosen = {"network": plan.network_name, "num_buffers": plan.num_buffers}
+    hardware = asdict(args.hardware) | describe_device(device)
     hardware |= {"torch_threads": torch_threads, "num_processes": args.num_actors + 1}
-    hardware |= run_log.describe_device(device)
+    info = run_info(
+        plan.run,
+        hyperparameters=hyperparameters(args) | chosen,
+        hardware=hardware,
+        packages=PACKAGES,
+    )
     return RunLog(
         plan.run,
-        hyperparameters,
-        hardware,
+        info,
         total_steps=args.total_steps,
-        overwrite=args.overwrite,
-        progress=args.progress,
+        overwrite=args.run.overwrite,
+        progress="lines" if args.run.progress else None,
     )
 
 
 def train(plan: Plan) -> None:
-    """Start actors and learner, watch over them, and end them all."""
+    """Start actors and learner, train until all steps are learned from, and stop them."""
     args = plan.args
-    recurrent = isinstance(plan.network, Recurrent)
     core_shape = (0,)
-    if recurrent:
+    if isinstance(plan.network, Recurrent):
         core_shape = (2, *plan.network.initial_state(1)[0][:, 0].shape)
     share_parameters(plan.network)
     shared = Shared(
@@ -649,55 +644,37 @@ def train(plan: Plan) -> None:
     for index in range(plan.num_buffers):
         shared.free.put(index)
     clock = Clock()
-    processes = WorkerProcesses()
-    learner: Learner | None = None
-    log: RunLog | None = None
-    error: BaseException | None = None
-    try:
-        # Forked before any other thread exists or a GPU is touched; they share what is imported, so
-        # that 80 of them start in seconds and fit into memory.
+    with WorkerProcesses() as processes:
+        # Forked before any other thread exists or a GPU is initialised. They share what is imported, so
+        # 80 of them start in seconds and fit into memory.
         torch.set_num_threads(1)
         for actor in range(args.num_actors):
             processes.fork(f"actor {actor}", act, actor, args, plan.spec, shared, clock)
-        use_cuda = not args.disable_cuda and torch.cuda.is_available()
+        use_cuda = not args.hardware.disable_cuda and torch.cuda.is_available()
         device = torch.device("cuda" if use_cuda else "cpu")
-        torch_threads = args.torch_threads or len(os.sched_getaffinity(0))
+        torch_threads = args.hardware.torch_threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(torch_threads)
-        log = begin_log(plan, device, torch_threads)
         network = make_network(
             plan.network_name, plan.spec.obs_shape, plan.spec.num_actions, use_lstm=args.use_lstm
         )
         network.load_state_dict(plan.network.state_dict())
         network.to(device)
-        learner = Learner(args, network, shared, log, clock)
-        learner.start()
-        while not learner.done.wait(timeout=0.1):
-            processes.check()
-        if learner.error is not None:
-            raise learner.error
-        run_log.save_parameters(network, plan.run.directory / "model.npz")
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        processes.end()
-        if learner is None or learner.stop():
-            shared.free.close()
-            shared.full.close()
-        if log is not None:
-            log.close(error)
-    print(f"completed: {plan.run.directory}")
+        with begin_log(plan, device, torch_threads) as log:
+            with Learner(args, network, shared, log, clock) as learner:
+                while not learner.done.wait(timeout=0.1):
+                    processes.check()
+            if learner.error is not None:
+                raise learner.error
+            save_parameters(network, plan.run.directory / "model.npz")
 
 
 def test(plan: Plan) -> None:
-    """Play episodes with a trained model, by its likeliest actions, and print their returns."""
+    """Play episodes with a trained model, taking its most probable actions, and print their returns."""
     path = plan.run.directory / "model.npz"
     if not path.is_file():
         raise BadInput(f"--mode test: there is no {path}; --mode train makes it")
-    try:
-        run_log.load_parameters(plan.network, path)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    with input_checks():
+        load_parameters(plan.network, path)
     network, args = plan.network, plan.args
     env = Environment(
         plan.spec.env_id, env_seeds(args.seed, args.num_actors, 1)[0], args.atari_preprocessing

@@ -1,7 +1,7 @@
-"""Memory and queues that processes share without names, so that none can leak or be left locked.
+"""Anonymous memory and queues between forked processes, which can neither leak nor stay locked.
 
-Both must be made before the processes are forked. Memory is anonymous: it ends with the last process
-that has it, however that one dies.
+Both must be made before the processes are forked. The memory is freed with the last process that maps it,
+however that process dies.
 """
 
 import math
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-STOP = -1  # an index that tells whoever gets it to stop
+STOP = -1  # an index that tells its receiver to stop
 _ITEM = struct.Struct("=i")
-LARGEST_QUEUE = 16_000  # items that a pipe holds (64 KiB), and some room to say stop
+LARGEST_QUEUE = 16_000  # items that a pipe holds (64 KiB), with room for STOP
 
 
 def shared_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -38,23 +38,23 @@ def share_parameters(module: torch.nn.Module) -> None:
 class IndexQueue:
     """A queue of integers between processes: a pipe, whose small reads and writes are atomic.
 
-    It has no lock, which a process killed at the wrong moment would keep. When the last process that
-    may put has ended, `get` raises EOFError; when the last that may get has, `put` raises
-    BrokenPipeError: so processes that live on do not wait for the dead.
+    It has no lock that a killed process could leave locked. When the last process that can put has exited,
+    `get` raises EOFError; when the last that can get has, `put` raises BrokenPipeError. So no process waits
+    for one that is dead.
     """
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
 
     def put(self, index: int) -> None:
-        """Put an index; it waits where there are LARGEST_QUEUE of them or more."""
+        """Put an index; wait while the queue holds LARGEST_QUEUE of them or more."""
         os.write(self._write, _ITEM.pack(index))
 
     def get(self) -> int:
         """Wait for an index.
 
         Raises:
-          EOFError: if nobody is left who could put one.
+          EOFError: if no process is left that could put one.
         """
         data = os.read(self._read, _ITEM.size)
         if not data:
@@ -62,10 +62,10 @@ class IndexQueue:
         return _ITEM.unpack(data)[0]
 
     def get_all(self, limit: int) -> list[int]:
-        """Wait for an index, and return it with the others that are there, at most as many as `limit`.
+        """Wait for an index; return it and the others that are there, at most `limit` in all.
 
         Raises:
-          EOFError: if nobody is left who could put one.
+          EOFError: if no process is left that could put one.
         """
         data = os.read(self._read, _ITEM.size * limit)
         if not data:
@@ -73,18 +73,18 @@ class IndexQueue:
         return [index for (index,) in _ITEM.iter_unpack(data)]
 
     def fileno(self) -> int:
-        """Return what `multiprocessing.connection.wait` waits for."""
+        """Return the descriptor that `multiprocessing.connection.wait` waits for."""
         return self._read
 
     def only_get(self) -> None:
-        """Give up putting, in this process."""
+        """Close the writing end in this process."""
         os.close(self._write)
 
     def only_put(self) -> None:
-        """Give up getting, in this process."""
+        """Close the reading end in this process."""
         os.close(self._read)
 
     def close(self) -> None:
-        """Free the pipe, in this process."""
+        """Close both ends in this process."""
         for descriptor in (self._read, self._write):
             os.close(descriptor)

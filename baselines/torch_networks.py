@@ -1,4 +1,4 @@
-"""The networks of cleanba/networks.py in torch, with the parameters that those have.
+"""The networks of cleanba/networks.py in torch, with parameters of the same shapes.
 
 Each takes observations as EnvPool gives them, uint8 [N, stack, height, width] or vectors [N, ...], to
 logits [N, num_actions] and values [N]. With the optional LSTM of monobeast, `Recurrent` puts a core
@@ -12,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cleanba.environments import EnvSpec
+
 CORE_LAYERS = 2  # of monobeast's LSTM
+SMALLEST_SIDE = 36  # of an image, in pixels, that the Nature CNN's convolutions can take
 
 
 def max_pool_3x3_stride_2(x: torch.Tensor) -> torch.Tensor:
     """Pool x [N, C, H, W] to [N, C, ceil(H / 2), ceil(W / 2)], padded as XLA's 'SAME' is.
 
-    An even side is padded at its end alone, an odd one at both: torch says the first by rounding up.
+    An even side is padded at its end alone, an odd one at both ends. In torch the first is `ceil_mode`.
     """
     if x.shape[-1] % 2 == 0:
         return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
@@ -150,8 +153,8 @@ class MLP(nn.Module):
 class Recurrent(nn.Module):
     """A convolutional trunk, monobeast's LSTM core, and heads.
 
-    The core is given the features, the clipped last reward and the last action, one-hot, and starts
-    anew with every episode.
+    The core's input is the features, the clipped last reward and the one-hot last action; its state is
+    reset at the start of every episode.
     """
 
     def __init__(self, trunk: nn.Module, num_actions: int):
@@ -172,7 +175,7 @@ class Recurrent(nn.Module):
         last_action: torch.Tensor,
         state: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Go through T steps of B environments.
+        """Apply the network to T steps of B environments.
 
         Args:
           obs: [T, B, stack, H, W] (uint8).
@@ -204,7 +207,7 @@ class Recurrent(nn.Module):
 
 
 def fixup_(trunk: ImpalaTrunk) -> None:
-    """Initialise residual branches so that their number does not matter.
+    """Initialise residual branches so that the output does not grow with their number.
 
     Every branch begins as zero, and its first convolution is scaled by L^(-1 / (2 m - 2)), for L
     branches of m = 2 convolutions (https://arxiv.org/abs/1901.09321, section 3).
@@ -217,6 +220,30 @@ def fixup_(trunk: ImpalaTrunk) -> None:
             nn.init.zeros_(block.conv_1.weight)
             nn.init.zeros_(block.conv_0.bias)
             nn.init.zeros_(block.conv_1.bias)
+
+
+def choose_network(name: str, spec: EnvSpec, images: str = "resnet") -> str:
+    """Return the name of a network that fits an environment.
+
+    Args:
+      name: resnet, nature, mlp, or auto to choose by the observations.
+      spec: the environment.
+      images: what auto chooses for images; for vectors it chooses mlp.
+
+    Raises:
+      ValueError: with one line, if no network or not this one fits.
+    """
+    has_images = len(spec.obs_shape) == 3
+    if has_images and min(spec.obs_shape[1:]) < SMALLEST_SIDE:
+        raise ValueError(
+            f"{spec.env_id}: its images are {spec.obs_shape}; no network here takes those"
+        )
+    if name == "auto":
+        return images if has_images else "mlp"
+    if has_images == (name == "mlp"):
+        fits = "resnet or nature" if has_images else "mlp"
+        raise ValueError(f"--network {name}: observations are {spec.obs_shape}; choose {fits}")
+    return name
 
 
 def make_network(
@@ -243,7 +270,7 @@ def make_network(
     """
     if name == "mlp":
         if use_lstm:
-            raise ValueError("--use_lstm: needs a resnet or nature network")
+            raise ValueError("--use-lstm: needs a resnet or nature network")
         return MLP(obs_shape, num_actions, hiddens or (64, 64))
     if name == "resnet":
         trunk = ImpalaTrunk(obs_shape, channels or (16, 32, 32), hiddens or (256,))

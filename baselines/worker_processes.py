@@ -1,4 +1,4 @@
-"""Forked processes that end with the program that started them, and that nobody waits for in vain."""
+"""Forked worker processes: they exit with their parent, and their deaths are reported."""
 
 import contextlib
 import multiprocessing
@@ -13,29 +13,54 @@ from typing import Any
 
 from baselines.shared_memory import IndexQueue
 
-SECONDS_TO_STOP = 5.0  # for a process to end by itself before it is killed
+SECONDS_TO_STOP = 5.0  # for a process to exit after SIGTERM before it is killed
+
+
+class Clock:
+    """Seconds since the run started; the same in all processes forked from it."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return time.monotonic() - self._start
 
 
 class ProcessDied(RuntimeError):
-    """A process ended while it was needed."""
+    """A worker process exited while it was needed."""
 
 
 class WorkerProcesses:
-    """Processes forked from this one, by name."""
+    """Processes forked from this one; leaving the context terminates them all."""
 
     def __init__(self) -> None:
         """Begin without any."""
         self._processes: list[Any] = []
-        self._lifeline = IndexQueue()  # nothing is put into it: it ends with this process
+        # Nothing is put into it: the workers' reads end when this process does.
+        self._lifeline = IndexQueue()
+
+    def __enter__(self) -> "WorkerProcesses":
+        """Return the processes themselves."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Terminate all processes."""
+        self.end()
 
     def fork(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
-        """Start a process that calls a function, and shares what is there now.
+        """Start a process that calls a function; it shares the memory that exists now.
 
-        To be called before any other thread exists or a GPU is touched.
+        Call it before any other thread exists or a GPU is initialised.
+
+        Args:
+          name: for error messages.
+          function: what the process runs.
+          *arguments: of the function.
         """
         context = multiprocessing.get_context("fork")
         with warnings.catch_warnings():
-            # jax, which EnvPool imports, is idle
+            # jax warns of forks; EnvPool imports it, and nothing uses it here
             warnings.filterwarnings("ignore", message="os.fork")
             process = context.Process(
                 target=_run, args=(self._lifeline, function, arguments), name=name, daemon=True
@@ -44,10 +69,10 @@ class WorkerProcesses:
         self._processes.append(process)
 
     def wait_for(self, queue: IndexQueue, count: int) -> None:
-        """Wait for as many indices in a queue.
+        """Take a number of indices from a queue, waiting for them.
 
         Raises:
-          ProcessDied: if a process ends before; its name is in the message.
+          ProcessDied: if a process exits meanwhile; the message names it.
         """
         sentinels = [process.sentinel for process in self._processes]
         while count:
@@ -57,10 +82,10 @@ class WorkerProcesses:
                 self.check()
 
     def check(self) -> None:
-        """Look whether all are alive.
+        """Check that all processes are alive.
 
         Raises:
-          ProcessDied: if one has ended; its name is in the message.
+          ProcessDied: if one has exited; the message names it.
         """
         by_sentinel = {process.sentinel: process for process in self._processes}
         for sentinel in multiprocessing.connection.wait(list(by_sentinel), timeout=0):
@@ -70,7 +95,7 @@ class WorkerProcesses:
             raise ProcessDied(f"{process.name} (process {process.pid}) {how}")
 
     def end(self) -> None:
-        """End them all."""
+        """Terminate all processes, and kill those that do not exit in time."""
         for process in self._processes:
             process.terminate()
         deadline = time.monotonic() + SECONDS_TO_STOP
@@ -85,17 +110,18 @@ class WorkerProcesses:
 
 
 def _run(lifeline: IndexQueue, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Call a function in a forked process, and end with it or with the process that forked it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which ends this one
+    """Call a function in a forked process, which exits when the function or the parent process does."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent handles them and terminates this one
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     lifeline.only_get()
 
-    def end_with_it() -> None:
+    def exit_with_parent() -> None:
         with contextlib.suppress(EOFError):
             lifeline.get()
         os._exit(0)
 
-    threading.Thread(target=end_with_it, name="lifeline", daemon=True).start()
+    threading.Thread(target=exit_with_parent, name="lifeline", daemon=True).start()
     code = 0
     try:
         function(*arguments)
@@ -108,7 +134,7 @@ def _run(lifeline: IndexQueue, function: Callable[..., None], arguments: tuple[A
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended."""
+    """Describe an exit code of a process in a few words."""
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}; its own output says why" if code else "ended"

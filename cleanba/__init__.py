@@ -3,5 +3,5 @@
 Importing this package imports nothing heavy: `cleanba.record` is read by tools without jax.
 """
 
-# In every record. A run is resumed by the version that began it: another may compute other bits.
+# In every record. Only the same version resumes a run, because another may compute other bits.
 __version__ = "0.3.0.dev0"

@@ -1,4 +1,4 @@
-"""Cleanba's architecture: who produces, who consumes, and who waits for what.
+"""Cleanba's architecture: actor threads, the learner, and the queues between them.
 
     actor threads --- rollout queue (size 1, one per thread) ---> learner
           ^------------- parameter queue (size 1, one per thread) ----'
@@ -12,8 +12,8 @@ rollout i, and because both queues hold one item, it fixes which policy collects
     Cleanba, actor:         p1 -> d1  p1 -> d2  p2 -> d3
     learner:                d1 -> p2  d2 -> p3  d3 -> p4
 
-(https://arxiv.org/abs/2310.00036, figure 1 and table 1). Nothing here knows an algorithm: the
-trainers bring a function that acts and a function that learns.
+(https://arxiv.org/abs/2310.00036, figure 1 and table 1). This module is independent of the algorithm:
+the trainers supply a function that acts and a function that learns.
 """
 
 import queue
@@ -26,9 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cleanba.actions import GroupDigest
 from cleanba.environments import Episode, EpisodeStatistics, play
-from cleanba.groupwise import on_device
+from cleanba.exact.groups import on_device
+from cleanba.record.actions import GroupDigest
 
 Act = Callable[[Any, Any, Any, Any], tuple[Any, Any, Any]]
 
@@ -58,14 +58,14 @@ class FinishedEpisode(NamedTuple):
 
 
 class GroupTrace(NamedTuple):
-    """What is recorded of a group's rollout, so that it can be simulated again."""
+    """The recorded part of a group's rollout, from which it can be simulated again."""
 
     actions: np.ndarray  # int32 [T, B]
     digest: bytes  # of actions, unclipped rewards and ends of episodes since the start of the run
 
 
 class Rollout(NamedTuple):
-    """What crosses a rollout queue: one rollout of every group of an actor thread."""
+    """An item of a rollout queue: one rollout of every group of an actor thread."""
 
     thread: int
     number: int  # from 1
@@ -78,18 +78,18 @@ class Rollout(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """What crosses a parameter queue."""
+    """An item of a parameter queue."""
 
     version: int
     params: Any
 
 
 class Stopped(Exception):
-    """Raised in a thread that waits on a queue when the run is being ended."""
+    """Raised in a thread that waits on a queue when the run ends."""
 
 
 class Failure:
-    """The first error of any thread. Every queue looks at it, so that nobody waits for the dead."""
+    """First exception of any thread; unblocks all queue waits."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -105,7 +105,7 @@ class Failure:
 
 
 class OneItemQueue:
-    """A queue of size 1 whose waits end when the run does, and which times its waits."""
+    """A queue of size 1 that measures waiting times; its waits end when the run ends."""
 
     def __init__(self, failure: Failure):
         self._queue: queue.Queue = queue.Queue(maxsize=1)
@@ -132,7 +132,7 @@ class OneItemQueue:
 
 @jax.jit
 def _complete(rollout: GroupRollout) -> GroupRollout:
-    """Stack what `act` returned at each step, and bring the rest to the device that it is on.
+    """Stack the outputs of `act` over steps, and move the other arrays to their device.
 
     One compiled call, because `jax.device_put` of each array takes longer than a step of CartPole.
     """
@@ -151,7 +151,7 @@ class EnvGroup:
           num_envs: number of its environments, B.
           key: the group's random key, on the device that acts.
           act: (params, obs [B, ...], key, step) -> (actions [B], behaviour, step + 1), compiled; its
-            randomness depends on the key and the step alone, so that a resumed run can go on.
+            randomness depends only on the key and the step, so that a run can be resumed.
         """
         self.index = index
         self._envs = envs
@@ -167,7 +167,7 @@ class EnvGroup:
         self._done = np.zeros(num_envs, bool)
 
     def replay(self, actions: np.ndarray) -> bytes:
-        """Go through a recorded rollout again, without a policy; return the digest so far.
+        """Replay the actions of a recorded rollout, without a policy; return the digest so far.
 
         Args:
           actions: int32 [T, B].
@@ -179,10 +179,10 @@ class EnvGroup:
         return self._digest.update(actions, rewards, dones)
 
     def start_rollout(self, num_steps: int) -> None:
-        """Make room for a rollout; it begins with the observation that the last one ended with."""
+        """Allocate a rollout; its first observation is the last one of the previous rollout."""
         shape = (num_steps, self.num_envs)
-        # New memory for every rollout: the learner may still be reading the last one's, which on a
-        # CPU it sees without a copy.
+        # New memory for every rollout: the learner may still be reading that of the previous one,
+        # which on a CPU it uses without a copy.
         self._obs_buffer = np.empty((num_steps + 1, *self._obs.shape), self._obs.dtype)
         self._dones = np.empty((num_steps + 1, self.num_envs), bool)
         self._actions = np.empty(shape, np.int32)
@@ -192,7 +192,7 @@ class EnvGroup:
         self._obs_buffer[0], self._dones[0] = self._obs, self._done
 
     def act(self, params: Any, t: int) -> None:
-        """Choose the actions of step t and send them to the environments, which begin to step."""
+        """Compute the actions of step t and send them to the environments, which start to step."""
         actions, behaviour, self._step = self._act(params, self._obs, self._key, self._step)
         self._behaviour.append(behaviour)
         self._actions[t] = actions
@@ -207,7 +207,7 @@ class EnvGroup:
         self._obs_buffer[t + 1] = self._obs
 
     def finish_rollout(self, device: jax.Device) -> tuple[GroupRollout, GroupTrace, list[Episode]]:
-        """Hand the rollout over, on the device of the group's learner, with what is recorded of it."""
+        """Return the rollout, on the device of the group's learner, and its recorded parts."""
         rollout = _complete(
             GroupRollout(
                 self._obs_buffer, self._dones, self._actions, self._rewards, self._behaviour
@@ -244,14 +244,14 @@ class ActorThread(threading.Thread):
 
         Args:
           thread: number of the actor thread in the run.
-          make_groups: makes its environment groups, in the thread itself.
+          make_groups: creates its environment groups; called in the thread itself.
           learner_device: device of a group's learner, by group index.
           num_steps: length of a rollout, T.
           steps_per_env_step: environments of the whole run.
-          num_rollouts: how many rollouts the run has.
-          rollouts_done: how many of them the groups have been through when they are made (a resumed
-            run).
-          concurrency: Cleanba architecture (skip the second fetch of parameters) or synchronous.
+          num_rollouts: number of rollouts of the run.
+          rollouts_done: number of rollouts that the groups have replayed when they are created (a
+            resumed run).
+          concurrency: Cleanba architecture (skip the second fetch of parameters), else synchronous.
           clock: seconds since the run started.
           failure: where errors are reported.
         """
@@ -279,14 +279,14 @@ class ActorThread(threading.Thread):
             for number in range(first, self._num_rollouts + 1):
                 get_time = 0.0
                 # The one skipped fetch of the Cleanba architecture: rollout 2 is collected with
-                # policy 1 while the learner makes policy 2, and from then on the actor stays
+                # policy 1 while the learner computes policy 2, and from then on the actor is
                 # exactly one version behind. Without the skip the two would take turns. A resumed
-                # run is sent that older policy again, so its first rollout fetches.
+                # run receives that older policy again, so its first rollout fetches.
                 if not (self._concurrency and number == 2 and number > first):
                     (version, params), get_time = self.params_queue.get()
                 rollout = self._collect(groups, number, version, params)
                 rollout.times["params_queue_get_time"] = get_time
-                rollout.times["rollout_queue_put_time"] = put_time  # of the last rollout's put
+                rollout.times["rollout_queue_put_time"] = put_time  # of the previous rollout
                 put_time = self.rollout_queue.put(rollout)
         except Stopped:
             pass
@@ -336,8 +336,8 @@ class ActorThread(threading.Thread):
 class ActorLearner:
     """Runs actor threads beside a learner, which is the thread that iterates over `batches`.
 
-    Whatever goes wrong in a thread is raised in the learner at its next wait; leaving the context
-    ends all threads.
+    An exception in a thread is raised in the learner at its next wait. Leaving the context ends all
+    threads.
     """
 
     def __init__(
@@ -350,13 +350,13 @@ class ActorLearner:
         concurrency: bool,
         failure: Failure,
     ):
-        """Take the actors over.
+        """Prepare the learner's side.
 
         Args:
           actors: actor threads, not started.
           devices: the device that each of them acts on.
-          num_updates: updates of the learner; every actor collects as many rollouts.
-          updates_done: how many of them were made before (a resumed run).
+          num_updates: updates of the learner; every actor collects one rollout for each.
+          updates_done: updates before the checkpoint of a resumed run.
           concurrency: Cleanba architecture or synchronous.
           failure: where the actors report errors.
         """
@@ -386,8 +386,8 @@ class ActorLearner:
           One rollout per actor thread, and the seconds waited.
 
         Raises:
-          Exception: what an actor thread failed with.
-          AssertionError: if a rollout breaks what the architecture promises of policy lag.
+          Exception: the exception of an actor thread.
+          AssertionError: if a rollout does not have the policy lag that the architecture promises.
         """
         try:
             waits = [actor.rollout_queue.get() for actor in self._actors]
@@ -408,7 +408,7 @@ class ActorLearner:
         return rollouts, sum(wait for _, wait in waits)
 
     def put_params(self, params: Any) -> None:
-        """Send the parameters of the current version to the actors, as far as they will fetch them."""
+        """Send the parameters of the current version to the actors, unless no rollout will fetch them."""
         # The rollout that would fetch version v is v when synchronous, v + 1 in the Cleanba
         # architecture (its second rollout does not fetch).
         lead = 1 if self._concurrency and self.version > 1 else 0
@@ -416,11 +416,11 @@ class ActorLearner:
             self._send(self.version, params)
 
     def resume_params(self, previous: Any, params: Any) -> None:
-        """Send the actors of a resumed run what they had when it was interrupted.
+        """Send the actors of a resumed run the parameters that they had at the checkpoint.
 
         Args:
-          previous: parameters of the version before, which the Cleanba architecture collects its
-            next rollout with; not used when synchronous.
+          previous: parameters of the previous version, with which the Cleanba architecture collects
+            its next rollout; not used when synchronous.
           params: parameters of the current version.
         """
         if self._concurrency and self.version <= self._num_updates:

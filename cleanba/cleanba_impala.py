@@ -1,31 +1,47 @@
 """Cleanba IMPALA: all of the algorithm, in one file.
 
 Importance-weighted actor-learner (https://arxiv.org/abs/1802.01561) with V-trace from rlax, under the
-Cleanba or the synchronous architecture (https://arxiv.org/abs/2310.00036), on EnvPool. Read from top
-to bottom: hyperparameters, acting, loss, update, command line. Where environment groups are computed
-is decided in placement.py, how groups are added in groupwise.py, who waits for whom in
-actor_learner.py.
+Cleanba or the synchronous architecture (https://arxiv.org/abs/2310.00036), on EnvPool. Read from top to
+bottom: hyperparameters, acting, loss, the loops of an update, command line. Next files to read:
+training.py (the loop over updates), actor_learner.py (actor threads and their queues),
+exact/groups.py (gradients of environment groups, summed in one order).
 
     python cleanba/cleanba_impala.py --env-id Breakout-v5
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import rlax
-import tyro
 
 from cleanba import evaluate, training
 from cleanba.actor_learner import Act, GroupRollout
-from cleanba.command_line import RunOptions, run_command_line
-from cleanba.groupwise import GroupExchange
-from cleanba.placement import Hardware
+from cleanba.exact import psum, single_gradient
+from cleanba.exact.groups import GroupExchange, sum_over_microbatches, tree_sum
+from cleanba.exact.placement import Hardware
 from cleanba.preparation import Setup, prepare_run
-from cleanba.reduction import Minibatches, make_learn
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotHyper,
+    NotNegative,
+    Positive,
+    Share,
+)
+from cleanba.run.command_line import run_command_line
+from cleanba.run.options import (
+    CheckpointOptions,
+    LogOptions,
+    ModelOptions,
+    RunOptions,
+    TrackingOptions,
+)
 from cleanba.training import TrainState, Update
 
 
@@ -33,65 +49,69 @@ from cleanba.training import TrainState, Update
 class Args:
     """Hyperparameters (the paper's table 3) and, after them, hardware settings and logging."""
 
-    env_id: str = "Breakout-v5"
+    env_id: Hyper[str] = "Breakout-v5"
     """EnvPool environment."""
-    seed: int = 1
+    seed: Hyper[int] = 1
     """Seed of the run: environments, initial parameters, actions."""
-    total_timesteps: int = 50_000_000
+    total_timesteps: Hyper[Count] = 50_000_000
     """Agent steps over all environments (200M Atari frames)."""
-    learning_rate: float = 6e-4
+    learning_rate: Hyper[Positive] = 6e-4
     """Learning rate of RMSProp."""
-    anneal_lr: bool = True
+    anneal_lr: Hyper[bool] = True
     """Anneal the learning rate linearly to 0."""
-    num_envs: int | None = None
+    num_envs: Hyper[Count | None] = None
     """Environments of the whole run, on any layout; 128 by default."""
-    local_num_envs: int | None = None
-    """Environments of each actor thread, so that the layout multiplies them (60 in the README)."""
-    num_env_groups: int | None = None
+    local_num_envs: NotHyper[Count | None] = None
+    """Environments of each actor thread, as in the original Cleanba; the layout multiplies them."""
+    num_env_groups: Hyper[Count | None] = None
     """Environment groups, the unit of computation; by default the largest divisor up to 8."""
-    num_steps: int = 20
+    num_steps: Hyper[Count] = 20
     """Steps of each environment in a rollout."""
-    gamma: float = 0.99
+    gamma: Hyper[Share] = 0.99
     """Discount factor."""
-    num_minibatches: int = 4
-    """Minibatches of an update; each takes as many environments of every group."""
-    rho_clip: float = 1.0
+    num_minibatches: Hyper[Count] = 4
+    """Minibatches of an update; each has the same number of environments of every group."""
+    rho_clip: Hyper[NotNegative] = 1.0
     """Clipping of the importance ratios in the V-trace targets (rho; that of c is 1, as in rlax)."""
-    pg_rho_clip: float = 1.0
+    pg_rho_clip: Hyper[NotNegative] = 1.0
     """Clipping of the importance ratios in the policy gradient."""
-    vtrace_lambda: float = 1.0
+    vtrace_lambda: Hyper[Share] = 1.0
     """Mixing parameter of V-trace."""
-    ent_coef: float = 0.01
-    """Coefficient of the entropy."""
-    vf_coef: float = 0.5
+    ent_coef: Hyper[NotNegative] = 0.01
+    """Coefficient of the entropy bonus."""
+    vf_coef: Hyper[NotNegative] = 0.5
     """Coefficient of the value loss."""
-    max_grad_norm: float = 40.0
+    max_grad_norm: Hyper[Positive] = 40.0
     """Largest global norm of a gradient."""
-    rmsprop_decay: float = 0.99
+    rmsprop_decay: Hyper[Share] = 0.99
     """Decay of RMSProp."""
-    rmsprop_eps: float = 0.01
+    rmsprop_eps: Hyper[NotNegative] = 0.01
     """Epsilon of RMSProp, outside the root."""
-    concurrency: bool = True
-    """Cleanba architecture: the actors are one policy behind. Synchronous without it."""
-    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
-    """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
-    channels: tuple[int, ...] | None = None
+    concurrency: Hyper[bool] = True
+    """Cleanba architecture: the actors are one policy behind. Without it: synchronous."""
+    network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
+    """Network: IMPALA ResNet, Nature CNN or MLP; auto: the ResNet for images, else the MLP."""
+    channels: Hyper[tuple[Count, ...] | None] = None
     """Channels of the convolutional stages; by default the network's own."""
-    hiddens: tuple[int, ...] | None = None
+    hiddens: Hyper[tuple[Count, ...] | None] = None
     """Widths of the dense layers; by default the network's own."""
-    atari_preprocessing: Literal["machado", "gym"] = "machado"
-    """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
-    microbatch_size: int | None = None
+    atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
+    """Atari preprocessing: as in the paper (Machado et al., 2018), or gym's wrappers (appendix D)."""
+    microbatch_size: Hyper[Count | None] = None
     """Environments of a group in one call of the gradient function. Part of the arithmetic, not of the
-    algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
-    reduction: Literal["groups", "psum"] = "groups"
-    """How gradients are added: by environment group, to the same bits on every layout, or by device
-    and `lax.psum`, to other bits for other numbers of learner devices."""
-    xla_cpu_pool_size: int = 8
-    """Threads of XLA on a CPU, whatever its cores: convolutions and matrix products are split by it, so
-    it is part of the arithmetic. The largest number of devices that a CPU can pretend to be."""
-    hardware: Annotated[Hardware, tyro.conf.arg(name="")] = Hardware()
-    run: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
+    algorithm. By default at most 64 images on a CPU, else the group's whole part of a minibatch."""
+    reduction: Hyper[Literal["groups", "psum"]] = "groups"
+    """How gradients are summed: by environment group, bit-identical on every layout; or by device with
+    `lax.psum`, whose bits depend on the number of learner devices."""
+    xla_cpu_pool_size: Hyper[Count] = 8
+    """Size of XLA's thread pool on a CPU, independent of the number of cores. Convolutions and matrix
+    products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
+    logging: Nested[LogOptions] = LogOptions()
+    checkpoints: Nested[CheckpointOptions] = CheckpointOptions()
+    tracking: Nested[TrackingOptions] = TrackingOptions()
+    model: Nested[ModelOptions] = ModelOptions()
 
 
 class Losses(NamedTuple):
@@ -181,76 +201,123 @@ def make_optimizer(args: Args, num_updates: int) -> tuple[optax.GradientTransfor
     return optimizer, learning_rate
 
 
-def make_minibatches(args: Args, setup: Setup) -> tuple[Minibatches, Callable]:
-    """Return how an update cuts rollouts up and learns from the parts, and the learning rate."""
-    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
+def take(rollout: GroupRollout, first: jax.Array, count: int) -> GroupRollout:
+    """Take `count` environments of a group from environment `first` on, with all their steps."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1), rollout)
 
-    def take(rollout: GroupRollout, first: jax.Array, count: int) -> GroupRollout:
-        """Take some environments of a group, with all their steps."""
-        return jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1), rollout
-        )
 
-    def gradient(params: Any, part: GroupRollout, _: Any) -> tuple[Any, Losses]:
+def make_gradient(network: Any, args: Args) -> Callable:
+    """Return the function from (params, part) to (gradient, Losses) of part of a minibatch."""
+
+    def gradient(params: Any, part: GroupRollout) -> tuple[Any, Losses]:
         def loss(params: Any) -> tuple[jax.Array, Losses]:
             length, num_envs = part.dones.shape
             obs = part.obs.reshape(length * num_envs, *part.obs.shape[2:])
-            logits, values = setup.network.apply(params, obs)
+            logits, values = network.apply(params, obs)
             logits = logits.reshape(length, num_envs, -1)[:-1]
             losses = impala_loss(logits, values.reshape(length, num_envs), part, args)
             return losses.loss, losses
 
         return jax.grad(loss, has_aux=True)(params)
 
-    def apply(
-        params: Any, opt_state: Any, sums: tuple[Any, Losses]
+    return gradient
+
+
+def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
+    """Return the function that learns from one rollout: the loops over minibatches and groups.
+
+    It takes (params, opt_state, rollouts), with one rollout for each local group, and returns the new
+    (params, opt_state) and the metrics of the last minibatch.
+    """
+    optimizer, _ = make_optimizer(args, setup.num_updates)
+    gradient = make_gradient(setup.network, args)
+
+    def microbatch_gradient(
+        params: Any, rollout: GroupRollout, minibatch: jax.Array, start: jax.Array
+    ) -> tuple[Any, Losses]:
+        first = minibatch * setup.minibatch_size + start
+        return gradient(params, take(rollout, first, setup.microbatch_size))
+
+    def optimizer_step(
+        params: Any, opt_state: Any, groups: tuple[tuple[Any, Losses], ...]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
-        grads, losses = sums
+        grads, losses = tree_sum(groups)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
         metrics["entropy"] = losses.entropy / jnp.maximum(metrics.pop("count"), 1)
         return optax.apply_updates(params, updates), opt_state, metrics
 
-    minibatches = Minibatches(
-        count=args.num_minibatches,
-        size=setup.minibatch_size,
-        microbatch_size=setup.microbatch_size,
-        take=take,
-        axis=1,
-        gradient=gradient,
-        apply=apply,
-        loop=len(setup.spec.obs_shape) == 1,
+    if args.reduction == "psum":
+        return psum.make_learn(
+            take,
+            gradient,
+            optimizer_step,
+            exchange,
+            num_minibatches=args.num_minibatches,
+            minibatch_size=setup.minibatch_size,
+            axis=1,
+        )
+    if setup.placement.num_groups == 1 and setup.microbatch_size == setup.minibatch_size:
+        return single_gradient.make_learn(
+            microbatch_gradient,
+            optimizer_step,
+            num_minibatches=args.num_minibatches,
+            loop=len(setup.spec.obs_shape) == 1,
+        )
+    group_gradient = sum_over_microbatches(
+        microbatch_gradient, setup.minibatch_size, setup.microbatch_size
     )
-    return minibatches, learning_rate
+    compiled_step = jax.jit(optimizer_step, donate_argnums=1)
+
+    def learn(
+        params: Any, opt_state: Any, rollouts: list[GroupRollout]
+    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        for minibatch in map(np.int32, range(args.num_minibatches)):
+            # on each group's learner device, in an executable that no layout changes
+            gradients = [
+                group_gradient(group_params, rollout, minibatch)
+                for group_params, rollout in zip(exchange.spread(params), rollouts, strict=True)
+            ]
+            # added in one fixed tree, on one device of every process
+            params, opt_state, metrics = compiled_step(
+                params, opt_state, exchange.gather(gradients)
+            )
+        return params, opt_state, metrics
+
+    return learn
 
 
 def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
     """Return the update: all minibatches of one rollout of every group."""
-    minibatches, learning_rate = make_minibatches(args, setup)
-    learn = make_learn(args.reduction, minibatches, exchange)
+    _, learning_rate = make_optimizer(args, setup.num_updates)
+    learn = make_learn(args, setup, exchange)
 
     def update(
         state: TrainState, rollouts: dict[int, GroupRollout], number: int
     ) -> tuple[TrainState, dict[str, Any]]:
-        data = [rollouts[g] for g in setup.layout.local_groups]
-        nothing = [()] * len(data)  # no loss of IMPALA depends on the rest of its minibatch
-        params, opt_state, metrics = learn(*state, data, nothing)
+        data = [rollouts[group] for group in setup.placement.local_groups]
+        params, opt_state, metrics = learn(*state, data)
         return TrainState(params, opt_state), metrics | {"learning_rate": learning_rate(number - 1)}
 
     return update
 
 
-def main(args: Args) -> None:
-    """Check the arguments, train, and keep what was asked for."""
-    setup = prepare_run(
+def prepare(args: Args) -> Setup:
+    """Check the arguments and prepare the run, see `preparation.prepare_run`."""
+    return prepare_run(
         args,
         name="cleanba_impala",
         default_num_envs=128,
         units_per_env=1,
         images_per_unit=args.num_steps + 1,
     )
-    evaluate.announce_upload(args.run.upload_model)
-    exchange = GroupExchange(setup.layout)
+
+
+def main(args: Args) -> None:
+    """Check the arguments, train, and save and evaluate the model if the options ask for it."""
+    setup = prepare(args)
+    evaluate.warn_if_cannot_upload(args.model)
+    exchange = GroupExchange(setup.placement)
     params = training.initial_params(setup)
     optimizer, _ = make_optimizer(args, setup.num_updates)
     state = TrainState(params, jax.jit(optimizer.init)(params))

@@ -1,30 +1,46 @@
 """Cleanba PPO: all of the algorithm, in one file.
 
-Proximal policy optimisation (https://arxiv.org/abs/1707.06347) under the synchronous or the Cleanba
+Proximal policy optimization (https://arxiv.org/abs/1707.06347) under the synchronous or the Cleanba
 architecture (https://arxiv.org/abs/2310.00036), on EnvPool. Read from top to bottom: hyperparameters,
-acting, advantages, loss, update, command line. Where environment groups are computed is decided in
-placement.py, how groups are added in groupwise.py, who waits for whom in actor_learner.py.
+acting, advantages, loss, the loops of an update, command line. Next files to read: training.py (the
+loop over updates), actor_learner.py (actor threads and their queues), exact/groups.py (gradients of
+environment groups, summed in one order).
 
     python cleanba/cleanba_ppo.py --env-id Breakout-v5
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 from cleanba import evaluate, training
 from cleanba.actor_learner import Act, GroupRollout
-from cleanba.command_line import BadInput, RunOptions, run_command_line
-from cleanba.groupwise import GroupExchange, tree_sum
-from cleanba.placement import Hardware
+from cleanba.exact import psum, single_gradient
+from cleanba.exact.groups import GroupExchange, sum_over_microbatches, tree_sum
+from cleanba.exact.placement import Hardware
 from cleanba.preparation import Setup, prepare_run
-from cleanba.reduction import Minibatches, make_learn
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotHyper,
+    NotNegative,
+    Positive,
+    Share,
+)
+from cleanba.run.command_line import run_command_line
+from cleanba.run.options import (
+    CheckpointOptions,
+    LogOptions,
+    ModelOptions,
+    RunOptions,
+    TrackingOptions,
+)
 from cleanba.training import TrainState, Update
 
 
@@ -32,69 +48,73 @@ from cleanba.training import TrainState, Update
 class Args:
     """Hyperparameters (the paper's table 2) and, after them, hardware settings and logging."""
 
-    env_id: str = "Breakout-v5"
+    env_id: Hyper[str] = "Breakout-v5"
     """EnvPool environment."""
-    seed: int = 1
+    seed: Hyper[int] = 1
     """Seed of the run: environments, initial parameters, actions, minibatches."""
-    total_timesteps: int = 50_000_000
+    total_timesteps: Hyper[Count] = 50_000_000
     """Agent steps over all environments (200M Atari frames)."""
-    learning_rate: float = 2.5e-4
+    learning_rate: Hyper[Positive] = 2.5e-4
     """Learning rate of Adam."""
-    anneal_lr: bool = True
+    anneal_lr: Hyper[bool] = True
     """Anneal the learning rate linearly to 0."""
-    num_envs: int | None = None
+    num_envs: Hyper[Count | None] = None
     """Environments of the whole run, on any layout; 120 by default."""
-    local_num_envs: int | None = None
-    """Environments of each actor thread, so that the layout multiplies them (60 in the README)."""
-    num_env_groups: int | None = None
+    local_num_envs: NotHyper[Count | None] = None
+    """Environments of each actor thread, as in the original Cleanba; the layout multiplies them."""
+    num_env_groups: Hyper[Count | None] = None
     """Environment groups, the unit of computation; by default the largest divisor up to 8."""
-    num_steps: int = 128
+    num_steps: Hyper[Count] = 128
     """Steps of each environment in a rollout."""
-    gamma: float = 0.99
+    gamma: Hyper[Share] = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.95
+    gae_lambda: Hyper[Share] = 0.95
     """Lambda of generalised advantage estimation."""
-    num_minibatches: int = 4
-    """Minibatches of an epoch; each takes as many transitions of every group."""
-    update_epochs: int = 4
+    num_minibatches: Hyper[Count] = 4
+    """Minibatches of an epoch; each has the same number of transitions of every group."""
+    update_epochs: Hyper[Count] = 4
     """Epochs over each batch."""
-    norm_adv: bool = True
+    norm_adv: Hyper[bool] = True
     """Normalise advantages over the whole minibatch."""
-    clip_coef: float = 0.1
+    clip_coef: Hyper[Positive] = 0.1
     """Clipping of the probability ratio."""
-    ent_coef: float = 0.01
-    """Coefficient of the entropy."""
-    vf_coef: float = 0.5
+    ent_coef: Hyper[NotNegative] = 0.01
+    """Coefficient of the entropy bonus."""
+    vf_coef: Hyper[NotNegative] = 0.5
     """Coefficient of the value loss (which is not clipped)."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Hyper[Positive] = 0.5
     """Largest global norm of a gradient."""
-    adam_eps: float = 1e-5
+    adam_eps: Hyper[NotNegative] = 1e-5
     """Epsilon of Adam."""
-    concurrency: bool = False
-    """Cleanba architecture: the actors are one policy behind. Synchronous without it."""
-    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
-    """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
-    channels: tuple[int, ...] | None = None
+    concurrency: Hyper[bool] = False
+    """Cleanba architecture: the actors are one policy behind. Without it: synchronous."""
+    network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
+    """Network: IMPALA ResNet, Nature CNN or MLP; auto: the ResNet for images, else the MLP."""
+    channels: Hyper[tuple[Count, ...] | None] = None
     """Channels of the convolutional stages; by default the network's own."""
-    hiddens: tuple[int, ...] | None = None
+    hiddens: Hyper[tuple[Count, ...] | None] = None
     """Widths of the dense layers; by default the network's own."""
-    atari_preprocessing: Literal["machado", "gym"] = "machado"
-    """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
-    microbatch_size: int | None = None
+    atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
+    """Atari preprocessing: as in the paper (Machado et al., 2018), or gym's wrappers (appendix D)."""
+    microbatch_size: Hyper[Count | None] = None
     """Transitions of a group in one call of the gradient function. Part of the arithmetic, not of the
-    algorithm. By default up to 64 images on a CPU, else the group's whole part of a minibatch."""
-    reduction: Literal["groups", "psum"] = "groups"
-    """How gradients are added: by environment group, to the same bits on every layout, or by device
-    and `lax.psum`, to other bits for other numbers of learner devices."""
-    xla_cpu_pool_size: int = 8
-    """Threads of XLA on a CPU, whatever its cores: convolutions and matrix products are split by it, so
-    it is part of the arithmetic. The largest number of devices that a CPU can pretend to be."""
-    hardware: Annotated[Hardware, tyro.conf.arg(name="")] = Hardware()
-    run: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
+    algorithm. By default at most 64 images on a CPU, else the group's whole part of a minibatch."""
+    reduction: Hyper[Literal["groups", "psum"]] = "groups"
+    """How gradients are summed: by environment group, bit-identical on every layout; or by device with
+    `lax.psum`, whose bits depend on the number of learner devices."""
+    xla_cpu_pool_size: Hyper[Count] = 8
+    """Size of XLA's thread pool on a CPU, independent of the number of cores. Convolutions and matrix
+    products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
+    logging: Nested[LogOptions] = LogOptions()
+    checkpoints: Nested[CheckpointOptions] = CheckpointOptions()
+    tracking: Nested[TrackingOptions] = TrackingOptions()
+    model: Nested[ModelOptions] = ModelOptions()
 
 
 class Behaviour(NamedTuple):
-    """What the actors keep beside their actions, [T, B] each."""
+    """Outputs of the behaviour policy beside its actions, [T, B] each."""
 
     logprob: jax.Array  # of the action, under the behaviour policy
     value: jax.Array
@@ -205,13 +225,13 @@ def ppo_loss(
       logits: of the current policy [n, num_actions].
       value: of the current network [n].
       batch: the n transitions (`order` is not used).
-      moments: number and advantage moments (scalars) of the whole minibatch, which the transitions
-        may be a part of.
+      moments: number and advantage moments (scalars) of the whole minibatch; the transitions may be
+        only a part of it.
       args: hyperparameters.
 
     Returns:
-      Sums over the n transitions, over the number of transitions in the whole minibatch: added
-      over its parts, they are the minibatch's means.
+      Sums over the n transitions, divided by the number of transitions in the whole minibatch: the
+      sums of all its parts add up to the minibatch's means.
     """
     log_probs = jax.nn.log_softmax(logits)
     logprob = jnp.take_along_axis(log_probs, batch.actions[:, None], axis=1)[:, 0]
@@ -253,12 +273,16 @@ def make_optimizer(args: Args, num_updates: int) -> tuple[optax.GradientTransfor
     return optimizer, learning_rate
 
 
-def make_prepare(network: Any, args: Args) -> Callable:
-    """Return the compiled function from a group's rollout to its batch and its moments."""
+def make_batch(network: Any, args: Args) -> Callable:
+    """Return the compiled function from a group's rollout to its batch and its moments.
+
+    It takes (params, rollout, key, update): the group's key and the number of the update decide the
+    permutations, one per epoch, of the group's own transitions.
+    """
 
     @jax.jit
-    def prepare(
-        params: Any, rollout: GroupRollout, key: jax.Array, number: jax.Array
+    def batch_of(
+        params: Any, rollout: GroupRollout, key: jax.Array, update: jax.Array
     ) -> tuple[Batch, Moments]:
         num_steps, num_envs = rollout.actions.shape
         size = num_steps * num_envs
@@ -270,7 +294,7 @@ def make_prepare(network: Any, args: Args) -> Callable:
             rollout.rewards, discounts, args.gae_lambda, values[:-1], values[1:]
         )
         mask = 1.0 - dones[:-1]
-        epoch_keys = jax.random.split(jax.random.fold_in(key, number), args.update_epochs)
+        epoch_keys = jax.random.split(jax.random.fold_in(key, update), args.update_epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, size))(epoch_keys)
         batch = Batch(
             obs=rollout.obs[:-1].reshape(size, *rollout.obs.shape[2:]),
@@ -284,90 +308,144 @@ def make_prepare(network: Any, args: Args) -> Callable:
         minibatches = order.reshape(args.update_epochs * args.num_minibatches, -1)
         return batch, minibatch_moments(batch.advantages[minibatches], batch.mask[minibatches])
 
-    return prepare
+    return batch_of
 
 
-def make_minibatches(args: Args, setup: Setup) -> tuple[Minibatches, Callable]:
-    """Return how an update cuts batches up and learns from the parts, and the learning rate."""
-    optimizer, learning_rate = make_optimizer(args, setup.num_updates)
+def take(batch: Batch, first: jax.Array, count: int) -> Batch:
+    """Take `count` transitions of a group from position `first` of its permutations, [epochs * N]."""
+    indices = jax.lax.dynamic_slice(batch.order.reshape(-1), (first,), (count,))
+    return jax.tree.map(lambda x: x[indices], batch._replace(order=None))
 
-    def take(batch: Batch, first: jax.Array, count: int) -> Batch:
-        """Take some transitions of a group, as its permutations order them."""
-        indices = jax.lax.dynamic_slice(batch.order.reshape(-1), (first,), (count,))
-        return jax.tree.map(lambda x: x[indices], batch._replace(order=None))
+
+def make_gradient(network: Any, args: Args) -> Callable:
+    """Return the function from (params, part, moments) to (gradient, Losses) of part of a minibatch."""
 
     def gradient(params: Any, part: Batch, moments: Moments) -> tuple[Any, Losses]:
         def loss(params: Any) -> tuple[jax.Array, Losses]:
-            losses = ppo_loss(*setup.network.apply(params, part.obs), part, moments, args)
+            losses = ppo_loss(*network.apply(params, part.obs), part, moments, args)
             return losses.loss, losses
 
         return jax.grad(loss, has_aux=True)(params)
 
-    def apply(
-        params: Any, opt_state: Any, sums: tuple[Any, Losses]
+    return gradient
+
+
+def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
+    """Return the function that learns from one batch: the loops over epochs, minibatches and groups.
+
+    It takes (params, opt_state, batches, moments), with one batch and one `Moments` of the whole
+    minibatches for each local group, and returns the new (params, opt_state) and the metrics of the
+    last minibatch.
+    """
+    optimizer, _ = make_optimizer(args, setup.num_updates)
+    gradient = make_gradient(setup.network, args)
+
+    def microbatch_gradient(
+        params: Any, batch: Batch, moments: Moments, minibatch: jax.Array, start: jax.Array
+    ) -> tuple[Any, Losses]:
+        part = take(batch, minibatch * setup.minibatch_size + start, setup.microbatch_size)
+        return gradient(params, part, jax.tree.map(lambda x: x[minibatch], moments))
+
+    def optimizer_step(
+        params: Any, opt_state: Any, groups: tuple[tuple[Any, Losses], ...]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
-        grads, losses = sums
+        grads, losses = tree_sum(groups)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
         return optax.apply_updates(params, updates), opt_state, metrics
 
-    minibatches = Minibatches(
-        count=args.update_epochs * args.num_minibatches,
-        size=setup.minibatch_size,
-        microbatch_size=setup.microbatch_size,
-        take=take,
-        axis=0,
-        gradient=gradient,
-        apply=apply,
-        loop=len(setup.spec.obs_shape) == 1,
+    num_minibatches = args.update_epochs * args.num_minibatches
+    if args.reduction == "psum":
+        return psum.make_learn(
+            take,
+            gradient,
+            optimizer_step,
+            exchange,
+            num_minibatches=num_minibatches,
+            minibatch_size=setup.minibatch_size,
+            axis=0,
+        )
+    if setup.placement.num_groups == 1 and setup.microbatch_size == setup.minibatch_size:
+        return single_gradient.make_learn(
+            microbatch_gradient,
+            optimizer_step,
+            num_minibatches=num_minibatches,
+            loop=len(setup.spec.obs_shape) == 1,
+        )
+    group_gradient = sum_over_microbatches(
+        microbatch_gradient, setup.minibatch_size, setup.microbatch_size
     )
-    return minibatches, learning_rate
+    compiled_step = jax.jit(optimizer_step, donate_argnums=1)
+
+    def learn(
+        params: Any, opt_state: Any, batches: list[Batch], moments: list[Moments]
+    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        for epoch in range(args.update_epochs):
+            for minibatch in range(args.num_minibatches):
+                index = np.int32(epoch * args.num_minibatches + minibatch)
+                # on each group's learner device, in an executable that no layout changes
+                gradients = [
+                    group_gradient(group_params, batch, group_moments, index)
+                    for group_params, batch, group_moments in zip(
+                        exchange.spread(params), batches, moments, strict=True
+                    )
+                ]
+                # added in one fixed tree, on one device of every process
+                params, opt_state, metrics = compiled_step(
+                    params, opt_state, exchange.gather(gradients)
+                )
+        return params, opt_state, metrics
+
+    return learn
 
 
 def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
-    """Return the update: all epochs and minibatches on one rollout of every group."""
-    minibatches, learning_rate = make_minibatches(args, setup)
-    learn = make_learn(args.reduction, minibatches, exchange)
-    prepare = make_prepare(setup.network, args)
+    """Return the update: advantages of one rollout of every group, then all epochs and minibatches."""
+    _, learning_rate = make_optimizer(args, setup.num_updates)
+    batch_of = make_batch(setup.network, args)
     combine = jax.jit(combine_moments)
-    keys = {
-        group: jax.device_put(
+    learn = make_learn(args, setup, exchange)
+    groups = setup.placement.local_groups
+    keys = [
+        jax.device_put(
             training.stream_key(args.seed, training.LEARNER_STREAM, group),
             exchange.device_of(group),
         )
-        for group in setup.layout.local_groups
-    }
+        for group in groups
+    ]
 
     def update(
         state: TrainState, rollouts: dict[int, GroupRollout], number: int
     ) -> tuple[TrainState, dict[str, Any]]:
-        prepared = [
-            prepare(params, rollouts[group], keys[group], np.int32(number))
-            for params, group in zip(
-                exchange.spread(state.params), setup.layout.local_groups, strict=True
-            )
-        ]
-        batches = [batch for batch, _ in prepared]
-        moments = exchange.spread(combine(exchange.gather([m for _, m in prepared])))
+        batches, moments = [], []
+        for params, group, key in zip(exchange.spread(state.params), groups, keys, strict=True):
+            batch, group_moments = batch_of(params, rollouts[group], key, np.int32(number))
+            batches.append(batch)
+            moments.append(group_moments)
+        # Advantages are normalized over the whole minibatch, so each group needs the moments of all groups.
+        moments = exchange.spread(combine(exchange.gather(moments)))
         params, opt_state, metrics = learn(*state, batches, moments)
         return TrainState(params, opt_state), metrics | {"learning_rate": learning_rate(number - 1)}
 
     return update
 
 
-def main(args: Args) -> None:
-    """Check the arguments, train, and keep what was asked for."""
-    if args.update_epochs < 1:
-        raise BadInput("--update-epochs must be 1 or more")
-    setup = prepare_run(
+def prepare(args: Args) -> Setup:
+    """Check the arguments and prepare the run, see `preparation.prepare_run`."""
+    return prepare_run(
         args,
         name="cleanba_ppo",
         default_num_envs=120,
         units_per_env=args.num_steps,
         images_per_unit=1,
     )
-    evaluate.announce_upload(args.run.upload_model)
-    exchange = GroupExchange(setup.layout)
+
+
+def main(args: Args) -> None:
+    """Check the arguments, train, and save and evaluate the model if the options ask for it."""
+    setup = prepare(args)
+    evaluate.warn_if_cannot_upload(args.model)
+    exchange = GroupExchange(setup.placement)
     params = training.initial_params(setup)
     optimizer, _ = make_optimizer(args, setup.num_updates)
     state = TrainState(params, jax.jit(optimizer.init)(params))

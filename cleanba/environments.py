@@ -1,6 +1,6 @@
-"""EnvPool environments as everything here uses them: seeds, pre-processing, episode statistics.
+"""EnvPool environments for all systems: seeds, pre-processing, episode statistics.
 
-Shared with baselines/, because the paper's comparison holds only on the same environments.
+Shared with baselines/, because systems can only be compared on the same environments.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# EnvPool's bounds of observations are float64, its observations float32; gymnasium warns of it each time.
+# EnvPool's bounds of observations are float64, its observations float32; gymnasium warns about it each time.
 warnings.filterwarnings("ignore", message=".*precision lowered by casting")
 
 # Environment seeds are seed * MAX_ENVS + env_index, below 2**31, the range that EnvPool takes:
@@ -38,14 +38,14 @@ _MACHADO = dict(
 
 ATARI_PREPROCESSING = {
     "machado": _MACHADO,
-    # What appendix D of the paper compares with: gym.wrappers.AtariPreprocessing, moolib's default.
+    # The alternative in appendix D of the paper: gym.wrappers.AtariPreprocessing, moolib's default.
     # It does not press FIRE after a reset, which EnvPool does.
     "gym": _MACHADO | dict(use_fire_reset=False),
 }
 
 
 class EnvSpec(NamedTuple):
-    """What a network and a buffer need to know of an environment."""
+    """The properties of an environment that networks and buffers need."""
 
     env_id: str
     obs_shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class EnvSpec(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A finished episode: the step (in its rollout) and environment (in its group) that ended it."""
+    """A finished episode: the step (in its rollout) and the environment (in its group) at its end."""
 
     t: int
     index: int
@@ -86,7 +86,7 @@ def env_seeds(seed: int, first: int, count: int) -> list[int]:
 
 
 def check_env_id(env_id: str) -> None:
-    """Refuse an environment that EnvPool does not have, naming the nearest ones.
+    """Refuse an environment that EnvPool does not have, and suggest similar names.
 
     Raises:
       ValueError: with one line.
@@ -189,8 +189,8 @@ class EpisodeStatistics:
           The episodes that ended, in the order of steps and, within one, of environments.
         """
         real = ~np.concatenate([self._resets[None], dones[:-1]])
-        # Added up step by step (accumulate), never pairwise, so that a return does not depend on
-        # where rollouts were cut.
+        # Summed step by step (accumulate), not pairwise, so that a return does not depend on the
+        # boundaries of rollouts.
         counted = np.where(real, rewards, 0.0)
         returns = np.add.accumulate(np.concatenate([self._returns[None], counted]))
         lengths = np.add.accumulate(np.concatenate([self._lengths[None], real]))
@@ -204,9 +204,9 @@ class EpisodeStatistics:
 
 
 class Played(NamedTuple):
-    """What a sequence of given actions made of some environments."""
+    """The result of playing given actions."""
 
-    obs: np.ndarray  # [B, ...], the last ones
+    obs: np.ndarray  # [B, ...], after the last step
     rewards: np.ndarray  # float32 [T, B], unclipped
     dones: np.ndarray  # bool [T, B]
 

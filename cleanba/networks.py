@@ -1,7 +1,7 @@
 """The networks of the paper: IMPALA ResNet, Nature CNN, and an MLP for vector observations.
 
 Each is a Flax module from a batch of observations to the logits of a categorical policy and a
-value. Images come as EnvPool gives them, uint8 [B, stack, height, width].
+value. Images have EnvPool's format, uint8 [B, stack, height, width].
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.initializers import constant, lecun_normal, orthogonal
 
-from cleanba.convolutions import conv_3x3, max_pool_3x3_stride_2, strided_conv
+from cleanba.exact.convolutions import conv_3x3, max_pool_3x3_stride_2, strided_conv
 
 NETWORKS = ("resnet", "nature", "mlp")
 
@@ -20,7 +20,7 @@ NETWORKS = ("resnet", "nature", "mlp")
 class StridedConv(nn.Module):
     """A convolution without padding, see `convolutions.strided_conv`.
 
-    Its parameters have the names and shapes of `flax.linen.Conv`'s, and can be exchanged with them.
+    Its parameters have the names and shapes of `flax.linen.Conv`'s, so they are interchangeable.
     """
 
     features: int
@@ -160,7 +160,7 @@ def default_network(obs_shape: Sequence[int]) -> str:
 
 
 def check_fits(name: str, obs_shape: Sequence[int]) -> None:
-    """Refuse a network that cannot take such observations.
+    """Refuse a network that does not fit the observations.
 
     Raises:
       ValueError: with one line.

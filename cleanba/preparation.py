@@ -1,22 +1,32 @@
-"""Everything that is decided and checked of a run before it begins."""
+"""Everything that is checked and decided about a run before it begins."""
 
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from cleanba import __version__, checkpoints, placement
-from cleanba.actions import Shape
-from cleanba.checkpoints import Checkpoint
-from cleanba.command_line import BadInput, RunOptions
-from cleanba.environments import EnvSpec, check_env_id, describe_env, env_seeds
+from cleanba.environments import EnvSpec, describe_env
+from cleanba.exact import placement
+from cleanba.exact.placement import Hardware, Placement
 from cleanba.networks import check_fits, default_network, make_network
-from cleanba.placement import Hardware, Layout
-from cleanba.record import RecordError, check_idle, check_writable, read_run, run_name
+from cleanba.record import RecordError, check_idle, check_writable, checkpoints, read_run
+from cleanba.record.actions import Shape
+from cleanba.record.checkpoints import Checkpoint
+from cleanba.run.arguments import check_args, hyperparameters
+from cleanba.run.command_line import input_checks
+from cleanba.run.log import versions
+from cleanba.run.options import (
+    CheckpointOptions,
+    LogOptions,
+    ModelOptions,
+    RunId,
+    RunOptions,
+    TrackingOptions,
+    check_run,
+    run_id,
+)
 
 # Most images that one call of a gradient function takes on a CPU: XLA computes convolution gradients
 # fastest in batches of 16 to 64 images there (`make bench`).
@@ -47,20 +57,22 @@ class CommonArgs(Protocol):
     xla_cpu_pool_size: int
     hardware: Hardware
     run: RunOptions
+    logging: LogOptions
+    checkpoints: CheckpointOptions
+    tracking: TrackingOptions
+    model: ModelOptions
 
 
 class Setup(NamedTuple):
     """A run that has been checked and may begin."""
 
     name: str  # of the trainer
-    system: str
-    setting: str
-    directory: Path
-    args: Any  # the trainer's command line
-    hyperparameters: dict[str, Any]  # as recorded: with what was chosen where args say None
+    run: RunId
+    args: CommonArgs  # the trainer's command line
+    hyperparameters: dict[str, Any]  # as recorded: with the values chosen for those that are None
     spec: EnvSpec
     network: Any
-    layout: Layout
+    placement: Placement
     num_envs: int
     num_updates: int
     minibatch_size: int  # units (transitions or environments) that a group has in a minibatch
@@ -68,9 +80,14 @@ class Setup(NamedTuple):
     checkpoint: Checkpoint | None  # to resume from
 
     @property
+    def directory(self) -> Path:
+        """Folder of the record."""
+        return self.run.directory
+
+    @property
     def group_size(self) -> int:
         """Environments of one group."""
-        return self.num_envs // self.layout.num_groups
+        return self.num_envs // self.placement.num_groups
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +101,7 @@ class Setup(NamedTuple):
 
     @property
     def updates_done(self) -> int:
-        """Updates that a run to resume has made."""
+        """Updates that the run had made at the checkpoint that it resumes from; 0 for a new run."""
         return self.checkpoint.update if self.checkpoint else 0
 
 
@@ -94,13 +111,13 @@ def resolve_num_envs(
     """Return the environments of the whole run.
 
     Args:
-      num_envs: the layout-free way to say it.
+      num_envs: the number itself, independent of the layout.
       local_num_envs: environments of each actor thread, as in the Cleanba README.
       hardware: the layout that multiplies `local_num_envs`.
       default: used when neither is given.
 
     Raises:
-      ValueError: with one line, if both are given and disagree, or are not positive.
+      ValueError: with one line, if both are given and disagree.
     """
     _, processes = placement.slurm_processes(hardware)
     if local_num_envs is None:
@@ -111,13 +128,29 @@ def resolve_num_envs(
         if num_envs not in (None, total):
             raise ValueError(
                 f"--local-num-envs {local_num_envs} on {threads} actor threads makes {total} "
-                f"environments, but --num-envs says {num_envs}: give one of them"
+                f"environments, but --num-envs is {num_envs}: give one of them"
             )
-    if total < 1:
-        raise ValueError(f"--num-envs {total}: must be 1 or more")
     return total
 
 
+def checkpoint_interval(options: CheckpointOptions, num_updates: int) -> int:
+    """Return the updates between two checkpoints; 0 for no checkpoints.
+
+    Args:
+      options: which give the interval itself, or the number of checkpoints over the whole run.
+      num_updates: of the whole run.
+
+    Raises:
+      ValueError: with one line, if they give both.
+    """
+    if options.checkpoint_every and options.num_checkpoints:
+        raise ValueError("--checkpoint-every and --num-checkpoints: give one of them")
+    if not options.num_checkpoints:
+        return options.checkpoint_every
+    return max(1, num_updates // options.num_checkpoints)
+
+
+@input_checks()
 def prepare_run(
     args: CommonArgs,
     *,
@@ -135,7 +168,7 @@ def prepare_run(
     Args:
       args: the command line.
       name: of the trainer.
-      default_num_envs: environments where the command line does not say.
+      default_num_envs: environments if the command line does not give a number.
       units_per_env: what minibatches are cut from, per environment: its steps (PPO) or itself, 1
         (IMPALA).
       images_per_unit: forward passes that one unit needs in the gradient.
@@ -145,25 +178,12 @@ def prepare_run(
 
     Raises:
       BadInput: with one line.
+      RecordError: if there is a record that is neither overwritten nor resumed, or cannot be resumed.
     """
-    try:
-        return _checked(args, name, default_num_envs, units_per_env, images_per_unit)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
-
-
-def _checked(
-    args: CommonArgs, name: str, default_num_envs: int, units_per_env: int, images_per_unit: int
-) -> Setup:
-    for flag in ("num_steps", "num_minibatches"):
-        if getattr(args, flag) < 1:
-            raise ValueError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be 1 or more")
-    if args.run.fingerprint_every < 1 or args.run.log_frequency < 1:
-        raise ValueError("--fingerprint-every and --log-frequency must be 1 or more")
-    if args.run.checkpoint_every < 0 or args.run.keep_checkpoints < 0:
-        raise ValueError("--checkpoint-every and --keep-checkpoints must be 0 or more")
-    if args.run.overwrite and args.run.resume:
-        raise ValueError("--overwrite deletes the earlier run, --resume goes on with it: give one")
+    check_args(args)
+    resume = args.checkpoints.resume
+    if args.run.overwrite and resume:
+        raise ValueError("--overwrite deletes the earlier run, --resume continues it: give one")
     num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
     batch_size = num_envs * args.num_steps
     if args.total_timesteps < batch_size:
@@ -171,10 +191,15 @@ def _checked(
             f"--total-timesteps {args.total_timesteps}: one update learns from {batch_size} steps "
             f"({num_envs} environments x {args.num_steps} steps)"
         )
+    num_updates = args.total_timesteps // batch_size
+    every = checkpoint_interval(args.checkpoints, num_updates)
+    args = replace(
+        args, checkpoints=replace(args.checkpoints, checkpoint_every=every, num_checkpoints=0)
+    )
     groups = args.num_env_groups or placement.default_num_env_groups(
         num_envs, units_per_env, args.num_minibatches
     )
-    if groups < 1 or num_envs % groups:
+    if num_envs % groups:
         raise ValueError(f"--num-env-groups {groups}: must divide the {num_envs} environments")
     group_units = num_envs // groups * units_per_env
     if group_units % args.num_minibatches:
@@ -184,21 +209,18 @@ def _checked(
             f"group ({num_envs} environments in {groups} groups)"
         )
     process, num_processes = placement.slurm_processes(args.hardware)
-    layout = placement.plan(args.hardware, groups, process, num_processes)
+    placed = placement.plan(args.hardware, groups, process, num_processes)
     learners = len(args.hardware.learner_device_ids) * num_processes
     if args.reduction == "psum" and groups % learners:
         raise ValueError(
             f"--reduction psum: {groups} environment groups cannot be shared evenly by {learners} "
             "learner devices"
         )
-    env_seeds(args.seed, 0, num_envs)
-    check_env_id(args.env_id)
     system = name if args.concurrency else f"{name}-sync"
-    setting = args.run.setting or placement.setting_name(args.hardware, num_processes)
-    folder = run_name(system, setting, args.env_id, args.seed)
-    directory = Path(args.run.runs_dir) / args.run.study / folder
-    if process == 0 and not args.run.resume:
-        check_writable(directory, args.run.overwrite)
+    layout_name = placement.layout_of(args.hardware, num_processes).name
+    run = run_id(system, args.env_id, args.seed, args.run, layout_name)
+    new = process == 0 and not resume
+    check_run(run, num_envs, overwrite=args.run.overwrite, new=new)
     spec = describe_env(args.env_id, args.atari_preprocessing)
     network_name = args.network
     if network_name == "auto":
@@ -210,58 +232,54 @@ def _checked(
     microbatch_size = choose_microbatch_size(
         args.microbatch_size, minibatch_size, images_per_unit, spec
     )
-    hyperparameters = {
-        k: v for k, v in asdict(args).items() if k not in ("hardware", "run", "local_num_envs")
-    } | {
+    recorded = hyperparameters(args) | {
         "num_envs": num_envs,
         "num_env_groups": groups,
         "network": network_name,
         "microbatch_size": microbatch_size,
     }
     checkpoint = None
-    if args.run.resume:
+    if resume:
         # The first process checks everything; `train` makes sure that the others found the same.
         checkpoint = (
-            checkpoints.newest(directory)
+            checkpoints.newest(run.directory)
             if process
-            else _find_checkpoint(directory, pinned(hyperparameters, layout))
+            else _find_checkpoint(run.directory, pinned(recorded, placed))
         )
     return Setup(
         name=name,
-        system=system,
-        setting=setting,
-        directory=directory,
+        run=run,
         args=args,
-        hyperparameters=hyperparameters,
+        hyperparameters=recorded,
         spec=spec,
         network=network,
-        layout=layout,
+        placement=placed,
         num_envs=num_envs,
-        num_updates=args.total_timesteps // batch_size,
+        num_updates=num_updates,
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         checkpoint=checkpoint,
     )
 
 
-def pinned(hyperparameters: Mapping[str, Any], layout: Layout) -> dict[str, dict[str, Any]]:
-    """Return what a run has to have in common with its resumption, for the bits to be the same."""
+def pinned(hyperparameters: Mapping[str, Any], placed: Placement) -> dict[str, dict[str, Any]]:
+    """Return what must be equal in a run and its resumption for the bits to be the same."""
     device = jax.local_devices()[0]
     is_cpu = device.platform == "cpu"
     kind = placement.cpu_model() if is_cpu else device.device_kind
     hardware = {"platform": device.platform, "device_kind": kind}
     if hyperparameters["reduction"] == "psum":
-        hardware["learner_device_ids"] = list(layout.learner_device_ids)
-        hardware["num_processes"] = layout.num_processes
+        hardware["learner_device_ids"] = list(placed.learner_device_ids)
+        hardware["num_processes"] = placed.num_processes
     return {
         "hyperparameters": dict(hyperparameters),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "hardware": hardware,
     }
 
 
 def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None if the run has to begin.
+    """Return the checkpoint to resume from, or None if the run starts from the beginning.
 
     Raises:
       RecordError: with one line, if the record cannot be resumed.
@@ -273,19 +291,23 @@ def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | No
         return None
     info = run.info
     check_idle(directory)
-    if info["status"] == "completed":
+    if run.completed:
         raise RecordError(f"{directory} is completed: there is nothing to resume")
-    hardware = {k: info["hardware"].get(k) for k in now["hardware"]}
-    checkpoints.check_same(info | {"hardware": hardware}, now, str(directory))
+    then = {
+        "hyperparameters": info.hyperparameters,
+        "versions": info.versions,
+        "hardware": {k: info.hardware.get(k) for k in now["hardware"]},
+    }
+    checkpoints.check_same(then, now, str(directory))
     checkpoint = checkpoints.newest(directory)
     if checkpoint is not None:
         checkpoints.check_same(checkpoint.pinned, now, str(checkpoint.folder))
         return checkpoint
-    # Started over without being asked only where no more is lost than the last checkpoint would save.
-    every, updates = info.get("checkpoint_every"), len(run.lines("updates"))
+    # Started over without being asked only if no more is lost than the interval between checkpoints.
+    every, updates = info.checkpoint_every or 0, len(run.updates())
     if not every:
         why = "was not run with --checkpoint-every"
-    elif updates > every or "resumed" in info:
+    elif updates > every or info.resumed:
         why = f"has {updates} updates"
     else:
         return None
@@ -298,7 +320,7 @@ def choose_microbatch_size(
     """Return the units of one gradient call, a divisor of a group's part of a minibatch.
 
     Args:
-      requested: what the command line says, if it does.
+      requested: value of `--microbatch-size`, if given.
       minibatch_size: units of a group in a minibatch.
       images_per_unit: forward passes that one unit needs in the gradient.
       spec: the environment.
@@ -307,7 +329,7 @@ def choose_microbatch_size(
       ValueError: with one line, if the requested size does not divide.
     """
     if requested is not None:
-        if requested < 1 or minibatch_size % requested:
+        if minibatch_size % requested:
             raise ValueError(
                 f"--microbatch-size {requested}: must divide the {minibatch_size} that a group "
                 "has in a minibatch"
@@ -317,9 +339,3 @@ def choose_microbatch_size(
     if jax.local_devices()[0].platform == "cpu" and len(spec.obs_shape) == 3:
         largest = min(largest, max(1, CPU_IMAGES_PER_GRADIENT // images_per_unit))
     return max(size for size in range(1, largest + 1) if minibatch_size % size == 0)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what decides the bits of a run."""
-    own = {"python": platform.python_version(), "cleanba": __version__}
-    return own | {p: metadata.version(p) for p in PACKAGES}

@@ -1,19 +1,19 @@
 """One run: wires the actors and the learner of a trainer to its log."""
 
-import base64
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from cleanba import checkpoints, evaluate
-from cleanba.actions import DamagedActions, read_frames
+from cleanba import evaluate
 from cleanba.actor_learner import (
     Act,
     ActorLearner,
@@ -23,12 +23,20 @@ from cleanba.actor_learner import (
     GroupRollout,
     Stopped,
 )
-from cleanba.checkpoints import Checkpoint
 from cleanba.environments import env_seeds, make_envs
-from cleanba.groupwise import GroupExchange
+from cleanba.exact.groups import GroupExchange
 from cleanba.preparation import Setup, pinned
-from cleanba.record import ACTIONS_FILE, RecordError
-from cleanba.run_log import RunLog
+from cleanba.record import ACTIONS_FILE, RecordError, checkpoints
+from cleanba.record.actions import DamagedActions, read_frames
+from cleanba.record.checkpoints import Checkpoint
+from cleanba.update_log import (
+    Part,
+    UpdateTimes,
+    begin_log,
+    describe_rollouts,
+    log_update,
+    save_checkpoint,
+)
 
 # Streams of random keys. Every key of a run is folded in from (seed, stream, group), so that no two
 # groups, threads or processes share one.
@@ -75,7 +83,7 @@ def _rebuild(
     advance: Callable[[int], Any],
     failure: Failure,
 ) -> None:
-    """Bring a new environment group to where it was at a checkpoint, by replaying its actions."""
+    """Bring a new environment group to its state at a checkpoint, by replaying its actions."""
     columns = slice(group.index * setup.group_size, (group.index + 1) * setup.group_size)
     digest = b""
     path = setup.directory / ACTIONS_FILE
@@ -87,7 +95,7 @@ def _rebuild(
             advance(setup.args.num_steps * setup.group_size)
     except DamagedActions as error:
         raise RecordError(f"{path}: {error}") from None
-    if digest.hex() != checkpoint.digests[group.index]:
+    if [digest.hex()] != checkpoint.digests[group.index : group.index + 1]:
         raise RecordError(
             f"{path}: the recorded actions do not lead environment group {group.index} to where "
             f"it was at update {checkpoint.update}"
@@ -130,7 +138,7 @@ def _make_actors(
             clock=clock,
             failure=failure,
         )
-        for actor in setup.layout.actors
+        for actor in setup.placement.actors
     ]
 
 
@@ -154,45 +162,46 @@ def train(
     Returns:
       The final state.
     """
-    # An actor that wants to send its actions waits this long for the learner's Python to let go.
+    # An actor that wants to send its actions waits at most this long for the learner's Python code.
     sys.setswitchinterval(SWITCH_INTERVAL)
-    run = setup.args.run
     # The Cleanba architecture collects its next rollout with the parameters before the newest, so a
     # checkpoint holds both.
     previous = state.params
     if setup.checkpoint is not None:
-        tree = checkpoints.restore(setup.checkpoint, _as_tree(state, previous))
-        state, previous = TrainState(tree["params"], tree["opt_state"]), tree["previous"]
-    if len(set(exchange.gather_json(setup.updates_done))) > 1:
+        state, previous = _from_arrays(checkpoints.load(setup.checkpoint), state, previous)
+    if len(set(exchange.gather_bytes(b"%d" % setup.updates_done))) > 1:
         raise RuntimeError("the processes found different checkpoints: do they share the folder?")
-    log = RunLog(setup) if setup.layout.process == 0 else None
-    last = setup.checkpoint.wall_time if setup.checkpoint else 0.0
-    start = time.perf_counter() - last
-    replayed = tqdm(
-        total=setup.updates_done
-        * setup.args.num_steps
-        * setup.group_size
-        * len(setup.layout.local_groups),
-        desc="rebuilding the environments",
-        unit="step",
-        unit_scale=True,
-        disable=setup.checkpoint is None or log is None,
-    )
-    failure = Failure()
-    actors = _make_actors(
-        setup, act, exchange, lambda: time.perf_counter() - start, replayed.update, failure
-    )
-    devices = [jax.local_devices()[actor.device_id] for actor in setup.layout.actors]
-    runner = ActorLearner(
-        actors,
-        devices,
-        num_updates=setup.num_updates,
-        updates_done=setup.updates_done,
-        concurrency=setup.args.concurrency,
-        failure=failure,
-    )
-    error: BaseException | None = None
-    try:
+    with contextlib.ExitStack() as stack:
+        # Only the first process logs. The log is closed after the actors.
+        log = stack.enter_context(begin_log(setup)) if setup.placement.process == 0 else None
+        stack.enter_context(_naming_lost_processes(setup))
+        last = setup.checkpoint.wall_time if setup.checkpoint else 0.0
+        start = time.perf_counter() - last
+        replayed = stack.enter_context(
+            tqdm(
+                total=setup.updates_done
+                * setup.args.num_steps
+                * setup.group_size
+                * len(setup.placement.local_groups),
+                desc="rebuilding the environments",
+                unit="step",
+                unit_scale=True,
+                disable=setup.checkpoint is None or log is None,
+            )
+        )
+        failure = Failure()
+        actors = _make_actors(
+            setup, act, exchange, lambda: time.perf_counter() - start, replayed.update, failure
+        )
+        devices = [jax.local_devices()[actor.device_id] for actor in setup.placement.actors]
+        runner = ActorLearner(
+            actors,
+            devices,
+            num_updates=setup.num_updates,
+            updates_done=setup.updates_done,
+            concurrency=setup.args.concurrency,
+            failure=failure,
+        )
         state, previous = jax.device_put((state, previous), exchange.lead)
         with runner:
             if setup.checkpoint is None:
@@ -208,7 +217,7 @@ def train(
                 state, metrics = update(state, data, number)
                 learner_version = runner.version
                 runner.version += 1
-                # Complete before they are sent, so that an actor's wait for them is seen as one.
+                # Complete before they are sent, so that an actor's wait for them is measured as one.
                 jax.block_until_ready(state.params)
                 runner.put_params(state.params)
                 metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -216,89 +225,59 @@ def train(
                 if not np.isfinite(metrics["loss"]):
                     raise FloatingPointError(f"the loss of update {number} is {metrics['loss']}")
                 now = time.perf_counter() - start
-                lines = _describe_rollouts(setup, rollouts, learner_version)
-                parts = exchange.gather_json(lines)
+                part = describe_rollouts(setup, rollouts, learner_version)
+                encoded = exchange.gather_bytes(msgspec.msgpack.encode(part))
                 if log is not None:
-                    log.write_update(
-                        version=runner.version,
-                        now=now,
-                        update_seconds=now - last,
-                        metrics=metrics,
-                        rollout_queue_get_time=get_time,
-                        training_time=training_time,
-                        params=state.params,
-                        parts=parts,
-                        last=number == setup.num_updates,
-                    )
-                    if run.checkpoint_every and number % run.checkpoint_every == 0:
-                        what = pinned(setup.hyperparameters, setup.layout)
-                        log.save_checkpoint(_as_tree(state, previous), number, now, what)
+                    times = UpdateTimes(now, now - last, get_time, training_time)
+                    parts = [msgspec.msgpack.decode(data, type=Part) for data in encoded]
+                    digests = log_update(setup, log, parts, number, times, metrics, state.params)
+                    every = setup.args.checkpoints.checkpoint_every
+                    if every and number % every == 0:
+                        save_checkpoint(
+                            setup,
+                            log,
+                            _to_arrays(state, previous),
+                            update=number,
+                            wall_time=now,
+                            digests=digests,
+                            pinned=pinned(setup.hyperparameters, setup.placement),
+                        )
                 last = now
-        evaluate.save_final_model(setup, state.params)  # before the record says `completed`
-    except jax.errors.JaxRuntimeError as caught:
-        error = caught
-        if setup.layout.num_processes == 1:
-            raise
-        error = ConnectionError(
-            "another process of this run has ended or cannot be reached (its own output says why); "
-            "--resume goes on from the last checkpoint"
-        )
-        raise error from caught
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        replayed.close()
-        if log is not None:
-            log.close(error)
+        evaluate.save_final_model(setup, state.params)  # before the record is marked as completed
     return state
 
 
-def _as_tree(state: TrainState, previous: Any) -> dict[str, Any]:
-    """Return what a checkpoint holds."""
-    return {**state._asdict(), "previous": previous}
+@contextlib.contextmanager
+def _naming_lost_processes(setup: Setup) -> Iterator[None]:
+    """In a run of several processes, replace jax's error when one is lost by one that says so."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if setup.placement.num_processes == 1:
+            raise
+        raise ConnectionError(
+            "another process of this run has ended or cannot be reached (its own output says why); "
+            "--resume continues from the last checkpoint"
+        ) from error
 
 
-def _describe_rollouts(setup: Setup, rollouts: list, learner_version: int) -> dict[str, Any]:
-    """Return what the record keeps of the rollouts of one process, as JSON can say it."""
-    steps = setup.args.num_steps * setup.group_size
-    groups = [
-        (group, r.thread, r.number, r.wall_time, r.version) for r in rollouts for group in r.groups
-    ]
-    return {
-        "rollouts": [
-            {
-                "actor": thread,
-                "group": group,
-                "rollout": number,
-                "steps": steps,
-                "wall_time": round(wall_time, 4),
-                "version_first": version,
-                "version_last": version,
-                "versions": [[version, steps]],
-                "learner_version": learner_version,
-            }
-            for group, thread, number, wall_time, version in sorted(groups)
-        ],
-        "episodes": [
-            {
-                "step": e.step,
-                "wall_time": round(e.wall_time, 4),
-                "env_index": e.env_index,
-                "return": e.episode_return,
-                "length": e.length,
-            }
-            for r in rollouts
-            for e in r.episodes
-        ],
-        "traces": [
-            {
-                "group": group,
-                "actions": base64.b64encode(trace.actions.astype("<u2")).decode(),
-                "digest": trace.digest.hex(),
-            }
-            for r in rollouts
-            for group, trace in r.traces.items()
-        ],
-        "times": [r.times for r in rollouts],
-    }
+def _to_arrays(state: TrainState, previous: Any) -> dict[str, np.ndarray]:
+    """Return what a checkpoint holds: all arrays by path, such as `['params']['Dense_0']['kernel']`."""
+    tree = {**state._asdict(), "previous": previous}
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _from_arrays(
+    arrays: Mapping[str, np.ndarray], state: TrainState, previous: Any
+) -> tuple[TrainState, Any]:
+    """Return the state and the previous parameters that a checkpoint holds.
+
+    Args:
+      arrays: what `_to_arrays` returned.
+      state, previous: of the same structure.
+    """
+    like = {**state._asdict(), "previous": previous}
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(like)]
+    tree = jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in paths])
+    return TrainState(tree["params"], tree["opt_state"]), tree["previous"]

@@ -1,37 +1,35 @@
-"""Runs commands as jobs of a cluster, through submitit: the same as experiments/pool.py does on this machine.
+"""Runs commands as jobs of a cluster through submitit; experiments/pool.py does the same on this machine.
 
-Slurm decides what runs when and where; the launcher waits on the login node. Stopped, it cancels its jobs.
-Were it killed, Slurm would go on: a launcher that is started again takes over what is in the queue.
+Slurm decides when and where a job runs; the launcher waits on the login node. A launcher that is stopped
+cancels its jobs. One that is killed leaves them in the queue, and the next launcher waits for them.
 """
 
 import contextlib
-import shlex
+import importlib.util
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import submitit
+from experiments import attempts
+from experiments.pool import Ended, Job, Tick, begin_attempt, redacted, wait_until_printed
 
-from cleanba import record
-from experiments.pool import ENDED, STOPPED_LINE, Ended, Job, Tick
+if TYPE_CHECKING:
+    import submitit  # imported where it is used: only a cluster needs it
 
 POLL_SECONDS = 2.0
-CANCEL_SECONDS = (
-    60.0  # that cancelled jobs are waited for: Slurm gives them 30 to end by themselves
-)
-LOCAL_MINUTES = 30 * 24 * 60  # time limit of processes of this machine, which submitit wants
+CANCEL_SECONDS = 60.0  # wait for cancelled jobs; Slurm kills them 30 seconds after SIGTERM
+LOCAL_MINUTES = 30 * 24 * 60  # submitit needs a time limit for processes of this machine too
 IN_QUEUE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING")
-KILLED = -9  # exit code of a job that has left no other
-CANCELLED = (-15, 143)  # exit codes of a command that was told to end
+KILLED = -9  # return code of a job that left none
+TERMINATED = (-15, 143)  # return codes of a command that ended on SIGTERM
 
 
 class Cluster(NamedTuple):
-    """Where jobs are submitted to.
+    """Where jobs are submitted.
 
     Attributes:
       name: `slurm`, or `local` for processes of this machine.
@@ -43,37 +41,44 @@ class Cluster(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """A job in the queue or at work."""
+    """A job that is queued or running."""
 
     job: Job
-    handle: submitit.Job
+    handle: "submitit.Job"
     started: float
 
 
 class Command(NamedTuple):
-    """What a task of a job does: it runs the command, and returns its exit code."""
+    """The function of a job's task: runs the command and returns its exit code."""
 
     words: list[str]
     log: str
+    attempts_file: str
 
     def __call__(self) -> int:
-        """Run the command; all tasks print into one log."""
+        """Run the command; all tasks print into one log, and the first records the attempt."""
+        import submitit
+
         first = submitit.JobEnvironment().global_rank == 0
         with open(self.log, "a") as log:
             if first:
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                log.write(f"# {now} {shlex.join(record.redact_command(self.words))}\n")
-                log.flush()
-            code = subprocess.call(
-                self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-            if first and code not in CANCELLED:  # the launcher says that itself
-                log.write(f"{ENDED} with exit code {code}\n")
+                begin_attempt(Path(self.attempts_file), log, self.words)
+            with redacted(log) as printing:
+                code = subprocess.call(
+                    self.words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=printing.stdin,
+                    stderr=subprocess.STDOUT,
+                )
+            wait_until_printed(printing)
+        if first and code not in TERMINATED:  # the launcher records that it cancelled a job
+            with contextlib.suppress(OSError):
+                attempts.append(Path(self.attempts_file), attempts.ended(code))
         return code
 
 
 def in_queue(jobs: Sequence[Job], cluster: Cluster) -> dict[str, Submitted]:
-    """Return those of the jobs, by name, that an earlier launcher submitted and that have not ended."""
+    """Return the jobs, by name, that an earlier launcher submitted and that have not ended."""
     found = {job.name: _take_over(job, cluster) for job in jobs}
     return {name: one for name, one in found.items() if one}
 
@@ -88,9 +93,9 @@ def run_jobs(
 
     Args:
       jobs: the commands, in the order in which they are submitted.
-      cluster: where.
-      at_once: submit none while this many are in the queue.
-      queued: those of them that are in the queue already.
+      cluster: where to submit them.
+      at_once: largest number of jobs in the queue.
+      queued: the jobs that are in the queue already.
 
     Yields:
       The state of the jobs, every few seconds.
@@ -102,7 +107,7 @@ def run_jobs(
             ended = []
             for one in [one for one in active if one.handle.done()]:
                 active.remove(one)
-                note_of(one.job).unlink(missing_ok=True)
+                job_id_file(one.job).unlink(missing_ok=True)
                 seconds = time.monotonic() - one.started
                 ended.append(Ended(one.job, _exit_code(one.handle), seconds))
             while waiting and len(active) < at_once:
@@ -122,17 +127,19 @@ def run_jobs(
         for one in active:
             while not one.handle.done(force_check=True) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
-            note_of(one.job).unlink(missing_ok=True)
-            with contextlib.suppress(OSError), open(one.job.log, "a") as log:
-                log.write(f"{STOPPED_LINE}\n")
+            job_id_file(one.job).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                attempts.append(one.job.attempts, attempts.ended(None, stopped=True))
 
 
 def check(cluster: Cluster) -> None:
-    """Refuse parameters that submitit does not take, before anything is written.
+    """Refuse parameters that submitit does not accept, before anything is written.
 
     Raises:
       ValueError: with one line.
     """
+    if importlib.util.find_spec("submitit") is None:
+        raise ValueError("--cluster: submitit is not installed (pip install '.[slurm]')")
     limits = ("timeout_min", "slurm_time")
     if cluster.name == "slurm" and not any(name in cluster.parameters for name in limits):
         raise ValueError("Slurm needs a time limit: --cluster-option timeout_min=MINUTES of a run")
@@ -152,13 +159,15 @@ def _folder(job: Job) -> Path:
     return job.log.parent / "submitit"
 
 
-def note_of(job: Job) -> Path:
-    """Return the file that says which job of the cluster makes a run."""
+def job_id_file(job: Job) -> Path:
+    """Return the file that holds the id of the cluster's job for a run, while it is in the queue."""
     return job.log.with_name(f"{job.name}.job")
 
 
-def _executor(job: Job, cluster: Cluster) -> submitit.AutoExecutor:
-    """Return what submits a job, with what the job needs."""
+def _executor(job: Job, cluster: Cluster) -> "submitit.AutoExecutor":
+    """Return an executor that asks for what a job needs."""
+    import submitit
+
     executor = submitit.AutoExecutor(_folder(job), cluster=cluster.name)
     cores = max(1, job.cores // job.processes)
     needs = {
@@ -169,8 +178,8 @@ def _executor(job: Job, cluster: Cluster) -> submitit.AutoExecutor:
         **({"gpus_per_node": job.gpus // job.nodes} if job.gpus else {}),
     }
     if cluster.name == "slurm":
-        # srun does not inherit the cores of a task since Slurm 22.05. A job that began anew by itself would
-        # find its own record; the launcher goes on with it when it is started again.
+        # Since Slurm 22.05, srun does not inherit the number of cores of a task. A job that Slurm requeued
+        # would find its own record and refuse it; the launcher resumes the run when it is started again.
         needs |= {
             "slurm_srun_args": [f"--cpus-per-task={cores}"],
             "slurm_additional_parameters": {"no-requeue": True},
@@ -183,28 +192,33 @@ def _executor(job: Job, cluster: Cluster) -> submitit.AutoExecutor:
 
 def _submit(job: Job, cluster: Cluster) -> Submitted:
     _folder(job).mkdir(parents=True, exist_ok=True)
-    handle = _executor(job, cluster).submit(Command(job.command, str(job.log.absolute())))
+    files = (str(path.absolute()) for path in (job.log, job.attempts))
+    handle = _executor(job, cluster).submit(Command(job.command, *files))
     if cluster.name == "slurm":
         try:
-            note_of(job).write_text(handle.job_id)
+            job_id_file(job).write_text(handle.job_id)
         except OSError:
-            handle.cancel(check=False)  # nobody would wait for it
+            handle.cancel(check=False)  # the next launcher could not find it
             raise
     return Submitted(job, handle, time.monotonic())
 
 
 def _take_over(job: Job, cluster: Cluster) -> Submitted | None:
     """Return the job that an earlier launcher submitted for a run, if it is in the queue."""
-    note = note_of(job)
-    if cluster.name != "slurm" or not note.exists():
+    file = job_id_file(job)
+    if cluster.name != "slurm" or not file.exists():
         return None
-    handle = submitit.SlurmJob(_folder(job), note.read_text(), list(range(job.processes)))
+    import submitit
+
+    handle = submitit.SlurmJob(_folder(job), file.read_text(), list(range(job.processes)))
     state = handle.get_info(mode="force").get("State", "UNKNOWN")
     return Submitted(job, handle, time.monotonic()) if state in IN_QUEUE else None
 
 
-def _exit_code(handle: submitit.Job) -> int:
-    """Return the exit code of a job's command: the first that is not 0, or `KILLED`."""
+def _exit_code(handle: "submitit.Job") -> int:
+    """Return the first exit code of a job's tasks that is not 0, else 0; `KILLED` if there is none."""
+    import submitit
+
     try:
         return next((code for code in handle.results() if code), 0)
     except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError):

@@ -17,28 +17,28 @@ from experiments.state import State, Status
 from experiments.study import PlannedRun, Study
 
 TABLE_SECONDS = 1.0
-HEARTBEAT_SECONDS = 60.0  # where nobody looks at a live table, a line that often
+HEARTBEAT_SECONDS = 60.0  # between two lines where stdout is not a terminal
 PLAIN_WIDTH = 120
 MINUTES_OF_A_DAY = 24 * 60
 
 
 class Snapshot(NamedTuple):
-    """Where a study stands at one moment."""
+    """The state of a study at one moment."""
 
     study: Study
     statuses: Mapping[str, Status]  # by name of the run
-    progress: Mapping[str, float]  # of the runs at work: the part done
+    progress: Mapping[str, float]  # share done of each running run, by name
     elapsed: float  # seconds
-    left: float | None  # seconds, a guess
+    left: float | None  # seconds, an estimate
 
 
 def make_console() -> Console:
-    """Return a console for stdout; where that is no terminal, one with a fixed width."""
+    """Return a console for stdout, with a fixed width if stdout is not a terminal."""
     return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, force_terminal=False)
 
 
 def printer(console: Console) -> Callable[[str], None]:
-    """Return a print that takes text as it is: what comes from a record must not be markup."""
+    """Return a function that prints text literally: text from a record must not be read as markup."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -47,21 +47,21 @@ def printer(console: Console) -> Callable[[str], None]:
 
 
 class LiveDisplay:
-    """A table that changes in place."""
+    """A table that is updated in place."""
 
     def __init__(self, live: Live):
         self.live = live
         self.shown = 0.0
 
     def line(self, text: str) -> None:
-        """Say that something happened: here the table shows it."""
+        """Ignore an event: the table shows it."""
 
     def is_due(self) -> bool:
-        """Whether it is time for a fresh look."""
+        """Whether an update is due."""
         return time.monotonic() - self.shown >= TABLE_SECONDS
 
     def update(self, now: Snapshot) -> None:
-        """Show where the study stands."""
+        """Show the state of the study."""
         table = study_table(now.study, now.statuses, now.progress)
         table.caption = summary(now)
         table.caption_justify = "left"
@@ -70,20 +70,20 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """A line per event, and one a minute."""
+    """A line for each event, and one per minute."""
 
     def __init__(self, console: Console):
         self.line = printer(console)
         self.shown = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether it is time for a fresh look."""
+        """Whether an update is due."""
         return time.monotonic() - self.shown >= HEARTBEAT_SECONDS
 
     def update(self, now: Snapshot) -> None:
-        """Say where the study stands."""
+        """Print the state of the study in a line."""
         working = ", ".join(f"{name} {part:.0%}" for name, part in now.progress.items())
-        self.line(f"{summary(now)}; at work: {working or 'nothing'}")
+        self.line(f"{summary(now)}; running: {working or 'nothing'}")
         self.shown = time.monotonic()
 
 
@@ -104,15 +104,15 @@ def study_table(
 
     Args:
       study: the study.
-      statuses: where each run stands, by its name.
-      progress: of the runs at work, the part done, by name.
+      statuses: of each run, by its name.
+      progress: share done of each running run, by its name.
     """
     table = Table(header_style="bold", pad_edge=False, box=None, padding=(0, 2, 0, 0))
     for column in ("system", "setting", "environment"):
         table.add_column(column, no_wrap=True)
     for column in ("steps", "completed"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("otherwise")
+    table.add_column("not completed")
     rows: dict[tuple[str, str, str], list[PlannedRun]] = {}
     for run in study.runs:
         rows.setdefault((run.system, run.setting.name, run.env_id), []).append(run)
@@ -142,14 +142,14 @@ def show_plan(
     say("")
     show_problems(console, study, statuses, runs_dir)
     for run in runs:
-        again = state.how_again(statuses[run.name])
-        words = ["python", *systems.command(run, runs_dir, again)[1:]]
+        words = systems.command(run, runs_dir, state.restart_flag(run, statuses[run.name]))
+        words[0] = "python" if words[0] == sys.executable else words[0]
         say(shlex.join(pool.in_processes(words, run.setting.processes)))
     say(f"\n{plan_line(study, runs)}; nothing was started (--dry-run)")
 
 
 def plan_line(study: Study, runs: Sequence[PlannedRun]) -> str:
-    """Say in a line how much a study is and how much of it is to be run now."""
+    """Return a line with the size of a study, and the size of the part to be run now."""
     gpus = len(pool.available_gpus())
     also = f" and {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
     return (
@@ -160,13 +160,13 @@ def plan_line(study: Study, runs: Sequence[PlannedRun]) -> str:
 
 
 def _expected(study: Study, runs: Sequence[PlannedRun]) -> str:
-    """Say how long runs will take: their share, by steps, of what the study's file says of all of them."""
+    """Estimate the duration of runs: their share of the study's steps times the minutes in its file."""
     if study.minutes is None:
-        return "its file does not say how long that takes"
+        return "its file does not give its duration"
     minutes = study.minutes * _steps(runs) / _steps(study.runs)
     days = minutes / MINUTES_OF_A_DAY
     long = f"{days:,.0f} days" if days >= 2 else _clock(60 * minutes)
-    return f"about {long} on two cores, says its file"
+    return f"about {long} on two cores according to its file"
 
 
 def show_result(
@@ -176,7 +176,7 @@ def show_result(
     runs_dir: Path,
     stopped: bool,
 ) -> None:
-    """Print where a study stands in the end, and what can be done about what is not completed."""
+    """Print the final state of a study, and what to do about runs that are not completed."""
     say = printer(console)
     console.print(study_table(study, statuses, {}))
     done = sum(status.state is State.COMPLETED for status in statuses.values())
@@ -184,22 +184,22 @@ def show_result(
     show_problems(console, study, statuses, runs_dir)
     states = {status.state for status in statuses.values()}
     if stopped:
-        say("stopped: the same command goes on with what is left")
+        say("stopped: the same command continues the study")
     elif State.INTERRUPTED in states:
-        say("the same command goes on with what was interrupted")
+        say("the same command resumes interrupted runs, or starts them over")
     if State.FAILED in states:
         say(
-            "--retry (of make: RETRY=1) runs what failed again, from its last checkpoint or deleting what "
-            "it left behind"
+            "--retry (make: RETRY=1) runs failed runs again, from their last checkpoint if they have one; "
+            "otherwise it deletes their records"
         )
     if State.CHANGED in states:
-        say("runs of another command are kept: use another --runs-dir, or move them away")
+        say("records of another command are kept: use another --runs-dir, or move them away")
 
 
 def show_problems(
     console: Console, study: Study, statuses: Mapping[str, Status], runs_dir: Path
 ) -> None:
-    """Print a line for each run that failed, was interrupted, or is not the study's."""
+    """Print a line for each run that failed, was interrupted, or was made by another command."""
     say = printer(console)
     for run in study.runs:
         status = statuses[run.name]
@@ -207,17 +207,19 @@ def show_problems(
             log = state.log_file(run, runs_dir)
             where = f" (log: {log})" if log.exists() else ""
             say(f"{status.state}: {run.name}: {status.note}{where}")
+        if status.problem:
+            say(f"warning: {run.name}: {status.problem}")
 
 
 def ended_line(run: PlannedRun, status: Status, seconds: float, count: int, total: int) -> str:
-    """Say in a line how a run ended."""
+    """Return a line about a run that has ended."""
     width = len(str(total))
     note = f"  {status.note}" if status.note else ""
     return f"[{count:>{width}}/{total}] {status.state:<11} {seconds:6.1f} s  {run.name}{note}"
 
 
 def summary(now: Snapshot) -> str:
-    """Say in a line how many runs are in which state, and how long it took and will take."""
+    """Return a line with the number of runs in each state, the time spent, and the time left."""
     states = [status.state for status in now.statuses.values()]
     counts = [f"{states.count(kind)} {kind}" for kind in State if kind in states]
     about = f", about {_clock(now.left)} left" if now.left is not None else ""

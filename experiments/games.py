@@ -1,4 +1,4 @@
-"""Environments that studies name together."""
+"""Sets of environments that studies can name."""
 
 # The 57 games of the Arcade Learning Environment that the papers use.
 ATARI_57 = (
@@ -14,7 +14,7 @@ ATARI_57 = (
     "Venture-v5", "VideoPinball-v5", "WizardOfWor-v5", "YarsRevenge-v5", "Zaxxon-v5",
 )  # fmt: skip
 
-# Those of figure 5 of the Cleanba paper, as in the tables that its authors published with it.
+# The games of figure 5 of the Cleanba paper, from the tables that its authors published with it.
 ATARI_12 = (
     "Assault-v5", "Asterix-v5", "Breakout-v5", "Boxing-v5", "ChopperCommand-v5", "DemonAttack-v5",
     "Gravitar-v5", "Kangaroo-v5", "KungFuMaster-v5", "NameThisGame-v5", "TimePilot-v5",

@@ -1,11 +1,10 @@
 """Runs a study: `python -m experiments.launch quickstart`.
 
-Each run is a process of its own, pinned to the CPU cores and GPUs of its hardware setting; several work
-at once when these allow. Completed runs are kept: started again, the launcher does what is left, and
-goes on with what was interrupted (from a checkpoint, for systems that make some; others begin again).
+Each run is a separate process, pinned to the CPU cores and GPUs of its hardware setting; several run at
+once if there are enough. Completed runs are kept. When started again, the launcher runs the remaining
+ones; interrupted runs are resumed from a checkpoint if their system writes checkpoints, else restarted.
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -14,39 +13,81 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal
 
+import tyro
 from rich.console import Console
 
-from experiments import cluster, display, pool, state, systems
+from cleanba.run.arguments import Count
+from cleanba.run.command_line import BadInput, parse
+from experiments import attempts, cluster, display, pool, state, systems
+from experiments.cluster import Cluster
 from experiments.state import State, Status
-from experiments.study import PlannedRun, Study, StudyError, find_study, load_study
+from experiments.study import (
+    PlannedRun,
+    Study,
+    StudyError,
+    check_systems,
+    find_study,
+    load_study,
+)
 
 SHUTDOWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Run a study: completed runs are kept, and the others are run."""
+
+    study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
+    """Name of a study in experiments/studies, or a TOML file."""
+    preset: str | None = None
+    """Size of the study: cpu (default), paper, ..."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show the plan, and run nothing."""
+    runs_dir: str = "runs"
+    """Folder of all records."""
+    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run failed runs again: from their last checkpoint if they have one, else after deleting their
+    records."""
+    cluster: Literal["slurm", "local"] | None = None
+    """Submit the runs through submitit: to Slurm, or, to try it out, as processes of this machine."""
+    cluster_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """NAME=VALUE, a parameter of submitit's executor, such as slurm_partition=gpu or timeout_min=600;
+    can be repeated."""
+    jobs: Count | None = None
+    """Largest number of runs at once (default: as many as the cores allow)."""
+
+
+def main(argv: Sequence[str]) -> int:
     """Run the command line.
 
     Returns:
       0 if every run of the study is completed (or only shown), 1 if not, 2 for bad input, and
       128 + the number of the signal that stopped it.
     """
-    options = _parser().parse_args(argv)
     try:
-        return _launch(options)
-    except StudyError as error:
+        return launch(parse(Options, argv, "Run a study."))
+    except (BadInput, StudyError) as error:
         return _bad_input(str(error))
     except OSError as error:
         return _bad_input(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
-def _launch(options: argparse.Namespace) -> int:
+def launch(options: Options) -> int:
+    """Run a study, or show its plan; returns the exit code of `main`.
+
+    Raises:
+      StudyError: with one line, for bad input.
+      OSError: if the folder of records cannot be written.
+    """
     path = find_study(options.study)
     study = load_study(path, options.preset)
-    systems.check_systems(study.runs)
-    check_cluster(options)
+    check_systems(study.runs)
+    where = find_cluster(options)
     runs_dir = Path(options.runs_dir)
     directory = runs_dir / study.name
     console = display.make_console()
@@ -61,11 +102,11 @@ def _launch(options: argparse.Namespace) -> int:
             if lock is not None:
                 keep_copy(study, path, directory)
                 jobs = make_jobs(study, runs_dir, options.retry)
-                queued = in_queue(jobs, options)
-                # what is not in the queue any more has ended, but maybe not before the jobs were made
+                queued = in_queue(jobs, where)
+                # A job that has just left the queue has ended, but possibly after `jobs` was computed.
                 jobs = make_jobs(study, runs_dir, options.retry)
-                ticks = start(jobs, options, lock, queued)
-                cores = None if options.cluster else len(pool.available_cores())
+                ticks = start(jobs, where, options.jobs, lock, queued)
+                cores = None if where else len(pool.available_cores())
                 statuses = run_study(console, study, runs_dir, jobs, ticks, stopped, cores)
                 display.show_result(console, study, statuses, runs_dir, bool(stopped))
         if stopped:
@@ -73,47 +114,59 @@ def _launch(options: argparse.Namespace) -> int:
     return 0 if all(status.state is State.COMPLETED for status in statuses.values()) else 1
 
 
-def check_cluster(options: argparse.Namespace) -> None:
-    """Refuse a cluster that is not there, or options that it does not take.
+def find_cluster(options: Options) -> Cluster | None:
+    """Return the cluster that the options ask for, or None for this machine.
 
     Raises:
-      StudyError: with one line.
+      StudyError: with one line, if it does not exist or does not accept the options.
     """
-    if options.cluster_option and not options.cluster:
-        raise StudyError("--cluster-option: there is no --cluster")
+    if options.cluster is None:
+        if options.cluster_option:
+            raise StudyError("--cluster-option needs --cluster")
+        return None
+    where = Cluster(options.cluster, dict(map(_name_and_value, options.cluster_option)))
     if options.cluster == "slurm" and shutil.which("srun") is None:
-        raise StudyError("--cluster slurm: there is no srun here")
-    if options.cluster:
-        try:
-            cluster.check(cluster.Cluster(options.cluster, dict(options.cluster_option)))
-        except ValueError as error:
-            raise StudyError(str(error)) from None
+        raise StudyError("--cluster slurm: there is no srun on this machine")
+    try:
+        cluster.check(where)
+    except ValueError as error:
+        raise StudyError(str(error)) from None
+    return where
+
+
+def _name_and_value(text: str) -> tuple[str, int | str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise StudyError(f"--cluster-option {text}: must be NAME=VALUE")
+    return name, int(value) if re.fullmatch(
+        "0|[1-9][0-9]*", value
+    ) else value  # not 0123, an account
 
 
 def inspect_all(study: Study, runs_dir: Path, locked: bool = False) -> dict[str, Status]:
-    """Return where each run of a study stands, by the run's name."""
+    """Return the status of each run of a study, by the run's name."""
     return {run.name: state.inspect(run, runs_dir, locked) for run in study.runs}
 
 
 def to_start(study: Study, statuses: Mapping[str, Status], retry: bool) -> list[PlannedRun]:
-    """Return the runs to start: what was not tried or was interrupted, and on request what failed."""
+    """Return the runs to start: those not tried or interrupted, and with `retry` those that failed."""
     wanted = {State.TO_DO, State.INTERRUPTED, *([State.FAILED] if retry else [])}
     return [run for run in study.runs if statuses[run.name].state in wanted]
 
 
 def make_jobs(study: Study, runs_dir: Path, retry: bool) -> list[pool.Job]:
-    """Return the commands of the runs that are left of a study, and what each needs.
+    """Return a job for each run that is left of a study.
 
     Args:
       study: the study.
       runs_dir: folder of all studies' records.
-      retry: whether to run again what failed.
+      retry: whether to run failed runs again.
     """
     statuses = inspect_all(study, runs_dir)
     return [
         pool.Job(
             name=run.name,
-            command=systems.command(run, runs_dir, state.how_again(statuses[run.name])),
+            command=systems.command(run, runs_dir, state.restart_flag(run, statuses[run.name])),
             log=state.log_file(run, runs_dir),
             cores=run.setting.cores,
             processes=run.setting.processes,
@@ -124,14 +177,17 @@ def make_jobs(study: Study, runs_dir: Path, retry: bool) -> list[pool.Job]:
     ]
 
 
-def in_queue(jobs: Sequence[pool.Job], options: argparse.Namespace) -> dict[str, cluster.Submitted]:
-    """Return those of the jobs, by name, that are in Slurm's queue, where Slurm is asked for."""
-    if options.cluster != "slurm":
+def in_queue(jobs: Sequence[pool.Job], where: Cluster | None) -> dict[str, cluster.Submitted]:
+    """Return the jobs, by name, that are in Slurm's queue, if Slurm is asked for.
+
+    Raises:
+      StudyError: if Slurm cannot tell: a run must not be submitted twice.
+    """
+    if where is None or where.name != "slurm":
         return {}
-    where = cluster.Cluster(options.cluster, dict(options.cluster_option))
     try:
         return cluster.in_queue(jobs, where)
-    except RuntimeError as error:  # submitit's errors are such: better stop than submit a run twice
+    except RuntimeError as error:  # as submitit raises
         raise StudyError(
             f"cannot tell what is in Slurm's queue: {' '.join(str(error).split())}"
         ) from None
@@ -139,33 +195,34 @@ def in_queue(jobs: Sequence[pool.Job], options: argparse.Namespace) -> dict[str,
 
 def start(
     jobs: Sequence[pool.Job],
-    options: argparse.Namespace,
+    where: Cluster | None,
+    at_once: int | None,
     lock: int,
     queued: Mapping[str, cluster.Submitted] = MappingProxyType({}),
 ) -> Iterator[pool.Tick]:
-    """Return what runs jobs: on this machine, or on a cluster.
+    """Return the iterator that runs jobs, on this machine or on a cluster.
 
     Args:
       jobs: to run.
-      options: of the command line.
+      where: the cluster, or None for this machine.
+      at_once: largest number of jobs at once; None: limited only by the cores.
       lock: descriptor of the study's lock, which the runs on this machine inherit.
-      queued: those of the jobs that are in Slurm's queue already.
+      queued: the jobs that are in Slurm's queue already.
 
     Raises:
-      StudyError: if a run is in Slurm's queue already, but Slurm is not asked for.
+      StudyError: if a run was submitted to Slurm, but Slurm is not asked for.
     """
-    submitted = [job for job in jobs if cluster.note_of(job).exists()]
-    if options.cluster == "slurm" or (options.cluster and not submitted):
-        where = cluster.Cluster(options.cluster, dict(options.cluster_option))
-        return cluster.run_jobs(jobs, where, options.jobs or len(jobs), queued)
-    if submitted:
+    submitted = [job for job in jobs if cluster.job_id_file(job).exists()]
+    if submitted and (where is None or where.name != "slurm"):
         raise StudyError(
-            f"{submitted[0].name} was submitted to Slurm: say --cluster slurm to wait for it, or delete "
-            f"{cluster.note_of(submitted[0])}"
+            f"{submitted[0].name} was submitted to Slurm: use --cluster slurm to wait for it, or delete "
+            f"{cluster.job_id_file(submitted[0])}"
         )
+    if where is not None:
+        return cluster.run_jobs(jobs, where, at_once or len(jobs), queued)
     cores = pool.available_cores()
     gpus = pool.available_gpus()
-    return pool.run_jobs(jobs, cores, options.jobs or len(cores), keep_open=[lock], gpus=gpus)
+    return pool.run_jobs(jobs, cores, at_once or len(cores), keep_open=[lock], gpus=gpus)
 
 
 def run_study(
@@ -177,25 +234,25 @@ def run_study(
     stopped: Sequence[int],
     cores: int | None,
 ) -> dict[str, Status]:
-    """Run what is left of a study, and show how it goes.
+    """Run what is left of a study, and show its progress.
 
     Args:
       console: where to show it.
       study: the study.
       runs_dir: folder of all studies' records.
-      jobs: what is left.
-      ticks: runs them.
-      stopped: becomes non-empty when the launcher is to stop.
-      cores: that the jobs share; None where nobody knows.
+      jobs: those that are left.
+      ticks: the iterator that runs them.
+      stopped: becomes non-empty when the launcher has to stop.
+      cores: that the jobs share; None if unknown.
 
     Returns:
-      Where each run stands in the end, by its name.
+      The final status of each run, by its name.
     """
     planned = {run.name: run for run in study.runs}
     runs = {job.name: planned[job.name] for job in jobs}
     statuses = inspect_all(study, runs_dir)
     for run in study.runs:
-        if run.name not in runs:  # it may have ended after its launcher
+        if run.name not in runs:  # it may have outlived its launcher
             state.keep_log(run, runs_dir)
     display.printer(console)(display.plan_line(study, list(runs.values())))
     statuses |= {name: Status(State.TO_DO) for name in runs}
@@ -206,14 +263,14 @@ def run_study(
             for ended in tick.ended:
                 run = runs[ended.job.name]
                 state.keep_log(run, runs_dir)
-                statuses[run.name] = _status_after(ended, state.inspect(run, runs_dir))
+                statuses[run.name] = _status_after(ended, run, runs_dir)
                 ended_runs.append(ended)
                 count, total = len(ended_runs), len(jobs)
                 show.line(display.ended_line(run, statuses[run.name], ended.seconds, count, total))
-            working = [one.job.name for one in tick.active]
-            statuses |= {name: Status(State.RUNNING) for name in working}
+            running = [one.job.name for one in tick.active]
+            statuses |= {name: Status(State.RUNNING) for name in running}
             if show.is_due():
-                progress = {name: _part_done(runs[name], runs_dir) for name in working}
+                progress = {name: _part_done(runs[name], runs_dir) for name in running}
                 elapsed = time.monotonic() - begin
                 left = _seconds_left(ended_runs, jobs, cores)
                 show.update(display.Snapshot(study, statuses, progress, elapsed, left))
@@ -225,10 +282,10 @@ def run_study(
 
 
 def keep_copy(study: Study, path: Path, directory: Path) -> None:
-    """Keep the study file with the records, so that a report can say what was asked.
+    """Copy the study file to its records, so that a report knows the question and the planned runs.
 
     Raises:
-      StudyError: if the records there are of a study of another title, or nobody can tell.
+      StudyError: if the records there are of a study with another title, or their study is not readable.
     """
     copy = directory / "study.toml"
     if copy.exists():
@@ -248,52 +305,6 @@ def keep_copy(study: Study, path: Path, directory: Path) -> None:
     new.replace(copy)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.launch",
-        description="Run a study; completed runs are kept, and what is left is run.",
-    )
-    parser.add_argument("study", help="name of a study in experiments/studies, or a TOML file")
-    parser.add_argument("--preset", help="size of the study: cpu (default), paper, ...")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan and run nothing")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all records (default: runs)")
-    parser.add_argument(
-        "--retry",
-        action="store_true",
-        help="run again what failed, from its last checkpoint or deleting what it left behind",
-    )
-    parser.add_argument(
-        "--cluster",
-        choices=("slurm", "local"),
-        help="submit the runs through submitit: to Slurm, or to try it out as processes of this machine",
-    )
-    parser.add_argument(
-        "--cluster-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of submitit's executor, such as slurm_partition=gpu or timeout_min=600",
-    )
-    parser.add_argument(
-        "--jobs", type=_positive, help="runs at once (default: as many as the cores allow)"
-    )
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
-def _option(text: str) -> tuple[str, int | str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value  # 0123 is an account
-
-
 def _bad_input(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 2
@@ -301,7 +312,7 @@ def _bad_input(message: str) -> int:
 
 @contextlib.contextmanager
 def _stop_flag() -> Iterator[list[int]]:
-    """Collect shutdown signals; the second one interrupts whatever is going on."""
+    """Collect shutdown signals; the second one raises KeyboardInterrupt."""
     stopped: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -319,7 +330,7 @@ def _stop_flag() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _locked(console: Console, directory: Path, stopped: Sequence[int]) -> Iterator[int | None]:
-    """Hold the study's lock; wait for it while another launcher or its runs are at work."""
+    """Hold the study's lock; wait for it while another launcher or its runs are active."""
     told = False
     while not stopped:
         with state.study_lock(directory) as lock:
@@ -328,7 +339,7 @@ def _locked(console: Console, directory: Path, stopped: Sequence[int]) -> Iterat
                 return
         if not told:
             display.printer(console)(
-                "another launcher, or runs that it left behind, are at work on this study: "
+                "another launcher of this study, or runs that it left behind, are active: "
                 "waiting for them to end"
             )
             told = True
@@ -336,22 +347,23 @@ def _locked(console: Console, directory: Path, stopped: Sequence[int]) -> Iterat
     yield None
 
 
-def _status_after(ended: pool.Ended, on_disk: Status) -> Status:
-    """Join what the disk says of a run that has just ended with how its process ended."""
-    if ended.exit_code is None:
+def _status_after(ended: pool.Ended, run: PlannedRun, runs_dir: Path) -> Status:
+    """Combine the status of a run that has just ended with how its process ended."""
+    on_disk, code = state.inspect(run, runs_dir), ended.exit_code
+    if code is None:
         return Status(State.FAILED, ended.error)
     if on_disk.state is State.COMPLETED:
-        if ended.exit_code != 0:
-            return Status(State.FAILED, f"exit code {ended.exit_code} after a completed record")
+        if code != 0:
+            return Status(State.FAILED, f"exit code {code} after a completed record")
         return on_disk
     if on_disk.state is State.TO_DO:
-        return Status(State.FAILED, f"exit code {ended.exit_code}, and no record")
-    if ended.exit_code < 0:
-        return Status(on_disk.state, f"{on_disk.note} (signal {-ended.exit_code})")
-    if on_disk.state is State.INTERRUPTED and state.gave_up(ended.exit_code):
-        # where the disk is full, even its log cannot say so
-        words = state.last_words(ended.job.log)
-        return on_disk._replace(state=State.FAILED, note=f"exit code {ended.exit_code}: {words}")
+        return Status(State.FAILED, f"exit code {code}, and no record")
+    if code < 0:
+        return Status(on_disk.state, f"{on_disk.note} (signal {-code})")
+    if on_disk.state is State.INTERRUPTED and attempts.exited_with_error(code):
+        # On a full disk, the file of attempts could not take the exit code either.
+        note = f"exit code {code}: {state.last_words(run, runs_dir)}"
+        return on_disk._replace(state=State.FAILED, note=note)
     return on_disk
 
 
@@ -362,7 +374,7 @@ def _part_done(run: PlannedRun, runs_dir: Path) -> float:
 def _seconds_left(
     ended: Sequence[pool.Ended], jobs: Sequence[pool.Job], cores: int | None
 ) -> float | None:
-    """Guess the time left: runs to come take as long per core as those that have ended."""
+    """Estimate the time left, if the remaining runs take as long per core as those that have ended."""
     if not ended or cores is None:
         return None
     spent = sum(one.seconds * min(one.job.cores, cores) for one in ended)
@@ -373,9 +385,9 @@ def _seconds_left(
 
 if __name__ == "__main__":
     try:
-        code = main()
+        code = main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has left (`| head`): end quietly
+    except BrokenPipeError:  # stdout was closed, as by `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Runs commands as processes, several at once, each on CPU cores and GPUs of its own."""
+"""A pool of processes on this machine: several commands at once, each on its own CPU cores and GPUs."""
 
 import contextlib
 import itertools
@@ -6,53 +6,69 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from cleanba import record
+from cleanba.record import redaction
+from experiments import attempts
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
-# Lines of the launcher in a log: each try begins with its time and command, and ends with one of these,
-# unless the launcher was killed before.
-ENDED = "# ended"
-STOPPED_LINE = f"{ENDED} by the launcher"
+PRINTING_SECONDS = 5.0  # for the rest of a log to be written, once its run has ended
 
 
 class Job(NamedTuple):
-    """A command to run."""
+    """A command to run.
+
+    Attributes:
+      name: of the job.
+      command: words of the command line.
+      log: file for what the command prints; its attempts are recorded beside it.
+      cores: CPU cores that it needs.
+      processes: how many processes make the run together, each with this command.
+      gpus: GPUs that it needs.
+      nodes: machines of a cluster that the processes are spread over.
+    """
 
     name: str
     command: list[str]
     log: Path
     cores: int
-    processes: int = 1  # that make the run together, with this command each
+    processes: int = 1
     gpus: int = 0
-    nodes: int = 1  # of the cluster
+    nodes: int = 1
+
+    @property
+    def attempts(self) -> Path:
+        """The file of the run's attempts (experiments/attempts.py)."""
+        return self.log.with_name(f"{self.name}.attempts.jsonl")
 
 
 class Free(NamedTuple):
-    """What can be given to a command: CPU cores, and GPUs as CUDA_VISIBLE_DEVICES names them."""
+    """What is not in use: CPU cores, and GPUs as CUDA_VISIBLE_DEVICES names them."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
 
 
 class Active(NamedTuple):
-    """A command at work."""
+    """A command that is running."""
 
     job: Job
     process: subprocess.Popen
+    printing: subprocess.Popen  # redacts what the command prints
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
     started: float
 
 
 class Ended(NamedTuple):
-    """A command that has ended; the exit code is None if it could not even be started."""
+    """A command that has ended; the exit code is None if it could not be started."""
 
     job: Job
     exit_code: int | None
@@ -61,16 +77,16 @@ class Ended(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A look at the pool: who is at work, and who has ended since the last look."""
+    """The state of the pool: what is running, and what has ended since the last tick."""
 
     active: tuple[Active, ...]
     ended: tuple[Ended, ...]
 
 
 def in_processes(command: list[str], count: int) -> list[str]:
-    """Return the command that makes a run on this machine whose processes have a command each."""
+    """Return the command that starts `count` processes of a Python command on this machine."""
     python, *words = command
-    several = ["-m", "cleanba.local_processes", str(count)] if count > 1 else []
+    several = ["-m", "cleanba.audit.local_processes", str(count)] if count > 1 else []
     return [python, *several, *words]
 
 
@@ -84,7 +100,7 @@ def available_cores() -> tuple[int, ...]:
 def available_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # up to the first that is none, such as -1
+    if visible is not None:  # the list ends at the first invalid name, such as -1
         names = (name.strip() for name in visible.split(","))
         return tuple(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
@@ -104,17 +120,17 @@ def run_jobs(
 ) -> Iterator[Tick]:
     """Run commands, each when as many cores and GPUs as it asks for are free.
 
-    A job that asks for more cores than there are gets them all. Where there are GPUs, a job sees those
-    that it was given and no others: JAX takes the memory of every GPU that it sees; one that asks for
-    more than there are is not started. Closing the iterator ends the commands that are at work, with
-    SIGTERM, and SIGKILL if that does not help.
+    A job that asks for more cores than there are gets them all. If there are GPUs, a job sees only those
+    that it was given, because JAX takes the memory of every GPU that it sees; a job that asks for more
+    GPUs than there are is not started. Closing the iterator ends the running commands with SIGTERM, and
+    with SIGKILL those that have not ended after GRACE_SECONDS.
 
     Args:
-      jobs: the commands, in the order in which they should start where cores and GPUs allow.
-      cores: the CPU cores to give out.
-      at_once: never run more commands than this at once.
+      jobs: the commands; each starts as soon as its cores and GPUs are free, the first in the list first.
+      cores: the CPU cores to use.
+      at_once: largest number of commands at once.
       keep_open: file descriptors that the commands inherit.
-      gpus: the GPUs to give out.
+      gpus: the GPUs to use.
 
     Yields:
       The state of the pool, a few times a second and whenever something ended.
@@ -128,7 +144,8 @@ def run_jobs(
             for one in [one for one in active if one.process.poll() is not None]:
                 active.remove(one)
                 free = Free(free.cores + one.cores, free.gpus + one.gpus)
-                _note(one.job, f"{ENDED} with exit code {one.process.returncode}")
+                wait_until_printed(one.printing)
+                _record_end(one.job, attempts.ended(one.process.returncode))
                 seconds = time.monotonic() - one.started
                 ended.append(Ended(one.job, one.process.returncode, seconds))
             for job in [job for job in waiting if gpus and job.gpus > len(gpus)]:
@@ -143,7 +160,7 @@ def run_jobs(
                 try:
                     active.append(_start(job, given, keep_open, sees_gpus=bool(gpus)))
                     free = rest
-                except OSError as error:  # a full disk, say: costs this run, not the others
+                except OSError as error:  # such as a full disk: this run fails, the others go on
                     ended.append(Ended(job, None, 0.0, f"cannot be started: {error.strerror}"))
             yield Tick(tuple(active), tuple(ended))
             if active and not ended:
@@ -165,7 +182,7 @@ def _first_that_fits(
 
 
 def _share(free: Free, cores: int, gpus: int) -> tuple[Free, Free]:
-    """Return as many cores and GPUs of those that are free as a job is given, and the others."""
+    """Split what is free into the cores and GPUs of a job, and the rest."""
     free = Free(tuple(sorted(free.cores)), free.gpus)
     given = Free(free.cores[:cores], free.gpus[:gpus])
     return given, Free(free.cores[cores:], free.gpus[gpus:])
@@ -175,26 +192,24 @@ def _start(job: Job, given: Free, keep_open: Sequence[int], sees_gpus: bool) -> 
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with open(job.log, "a") as log:
         command = in_processes(job.command, job.processes)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        log.write(f"# {now} {shlex.join(record.redact_command(command))}\n")
-        log.flush()
+        begin_attempt(job.attempts, log, command)
         chosen = {"CUDA_VISIBLE_DEVICES": ",".join(given.gpus)} if sees_gpus else {}
-        with _pinned_to(given.cores):
+        with redacted(log) as printing, _pinned_to(given.cores):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=printing.stdin,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends them
+                start_new_session=True,  # Ctrl-C reaches only the launcher, which then ends them
                 pass_fds=keep_open,
                 env=os.environ | chosen,
             )
-    return Active(job, process, given.cores, given.gpus, time.monotonic())
+    return Active(job, process, printing, given.cores, given.gpus, time.monotonic())
 
 
 @contextlib.contextmanager
 def _pinned_to(cores: tuple[int, ...]) -> Iterator[None]:
-    """Bind this thread to the cores for a moment: a process inherits them from its first breath."""
+    """Bind this thread to the cores for a moment, so that a process started now inherits them."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -207,10 +222,9 @@ def _pinned_to(cores: tuple[int, ...]) -> Iterator[None]:
 
 
 def _end(active: Sequence[Active]) -> None:
-    """Ask processes to end, wait, and make those end that did not."""
+    """Send SIGTERM to processes, wait, and kill those that have not ended."""
     for one in active:
         _signal(one, signal.SIGTERM)
-        _note(one.job, STOPPED_LINE)
     deadline = time.monotonic() + GRACE_SECONDS
     for one in active:
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -219,11 +233,59 @@ def _end(active: Sequence[Active]) -> None:
         if one.process.poll() is None:
             _signal(one, signal.SIGKILL)
             one.process.wait()
+        wait_until_printed(one.printing)
+        _record_end(one.job, attempts.ended(one.process.returncode, stopped=True))
 
 
-def _note(job: Job, line: str) -> None:
-    with contextlib.suppress(OSError), open(job.log, "a") as log:
-        log.write(f"{line}\n")
+@contextlib.contextmanager
+def redacted(log: TextIO) -> Iterator[subprocess.Popen]:
+    """Start a process that writes its standard input to a log, without secrets.
+
+    It ends when all processes that print to it have ended, and so may outlive the launcher, as they may.
+
+    Args:
+      log: open for appending.
+
+    Yields:
+      The process; its `stdin` is closed here on leaving the context, but not in processes that have it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, redaction.__file__],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with process.stdin:
+        yield process
+
+
+def wait_until_printed(printing: subprocess.Popen) -> None:
+    """Wait until a log is complete, unless a process that a run has left behind still prints to it."""
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+        printing.wait(PRINTING_SECONDS)
+
+
+def begin_attempt(path: Path, log: TextIO, command: Sequence[str]) -> None:
+    """Record that an attempt begins, and write its time and command into the log.
+
+    Args:
+      path: the file of attempts.
+      log: open for appending.
+      command: its words.
+
+    Raises:
+      OSError: if there is no room for either.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    log.write(f"# {now} {shlex.join(record.redact_command(command))}\n")
+    log.flush()
+    attempts.append(path, attempts.started(os.fstat(log.fileno()).st_size))
+
+
+def _record_end(job: Job, event: attempts.Ended) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not stop the other runs
+        attempts.append(job.attempts, event)
 
 
 def _signal(one: Active, number: signal.Signals) -> None:

@@ -1,6 +1,6 @@
-"""What the disk says of a planned run: the only memory that the launcher has.
+"""The state of a planned run, as found on disk; the launcher has no other memory.
 
-A study can thus be stopped in any way, moved, or joined by runs made by hand, and started again.
+A study can therefore be stopped in any way, moved, or completed by runs made by hand, and started again.
 """
 
 import contextlib
@@ -14,30 +14,40 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cleanba import record
-from experiments import pool, systems
+from experiments import attempts, systems
+from experiments.attempts import History
 from experiments.study import PlannedRun
 
-SIGNALLED = 128  # exit codes of a shell, and of our programs, above this are signals
+BAD_INPUT = 2  # exit code of our programs, for example for a checkpoint that does not fit the run
 
 
 class State(StrEnum):
-    """Where a planned run stands."""
+    """The states of a planned run."""
 
     TO_DO = "to do"
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    CHANGED = "changed"  # completed or begun by a command that is not the study's (any more)
+    CHANGED = "changed"  # completed or begun by another command than the study's
 
 
 class Status(NamedTuple):
-    """A state, and what there is to say of it in one line."""
+    """The state of a run, and details.
+
+    Attributes:
+      state: of the run.
+      note: one line about it.
+      seconds: from start to end, of a completed run.
+      resumable: whether the run made checkpoints and its record has not ended.
+      problem: one line about a damaged file of attempts; '' if there is none.
+    """
 
     state: State
     note: str = ""
-    seconds: float | None = None  # from start to end, of a completed run
-    resumable: bool = False  # it made checkpoints, and its record is not at its end
+    seconds: float | None = None
+    resumable: bool = False
+    problem: str = ""
 
 
 def study_dir(run: PlannedRun, runs_dir: Path) -> Path:
@@ -51,15 +61,20 @@ def run_dir(run: PlannedRun, runs_dir: Path) -> Path:
 
 
 def log_file(run: PlannedRun, runs_dir: Path) -> Path:
-    """Return the file that takes what a run prints; its record is written by the run alone."""
+    """Return the file for what a run prints; only the run itself writes into its record."""
     return study_dir(run, runs_dir) / "logs" / f"{run.name}.log"
 
 
-def keep_log(run: PlannedRun, runs_dir: Path) -> None:
-    """Put what a run has printed beside its record, if there is one: the same file, under a second name.
+def attempts_file(run: PlannedRun, runs_dir: Path) -> Path:
+    """Return the file of the attempts that launchers made at a run (experiments/attempts.py)."""
+    return study_dir(run, runs_dir) / "logs" / f"{run.name}.attempts.jsonl"
 
-    Before a run begins its record, there is no folder that its log could be in; and one that holds a log
-    alone would be in the way of the record.
+
+def keep_log(run: PlannedRun, runs_dir: Path) -> None:
+    """Add a run's log to its record, if there is one: the same file under a second name.
+
+    The log cannot be in the record from the start: a run creates the folder itself, and refuses one
+    that holds something else.
     """
     log, folder = log_file(run, runs_dir), run_dir(run, runs_dir)
     beside = folder / "log.txt"
@@ -76,12 +91,12 @@ def keep_log(run: PlannedRun, runs_dir: Path) -> None:
 def study_lock(directory: Path) -> Iterator[int | None]:
     """Hold the lock of a study's folder, if it is free.
 
-    The lock belongs to the open file, so a process that inherits the descriptor holds it too: it
-    is free again when the launcher and all runs that it started, also those that it left behind
-    when it was killed, have ended.
+    The lock belongs to the open file, so a process that inherits the descriptor holds it too. It is free
+    once the launcher and all runs that it started have ended, including those that outlive a killed
+    launcher.
 
     Yields:
-      The descriptor to pass on to the runs, or None if somebody else holds the lock.
+      The descriptor to pass on to the runs, or None if another process holds the lock.
     """
     descriptor = os.open(directory / ".launch.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -94,7 +109,7 @@ def study_lock(directory: Path) -> Iterator[int | None]:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a launcher, or a run that it started, is at work in a study's folder."""
+    """Whether a launcher, or a run that it started, is active in a study's folder."""
     if not (directory / ".launch.lock").exists():
         return False
     with study_lock(directory) as descriptor:
@@ -102,28 +117,31 @@ def is_locked(directory: Path) -> bool:
 
 
 def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
-    """Find out where a run stands.
+    """Return the status of a run.
 
     Args:
       run: the run.
       runs_dir: folder of all studies' records.
-      locked: whether somebody is at work in the study's folder, so that a record that says
-        `running` may be believed.
+      locked: whether a launcher or its runs are active in the study's folder, so that a record with
+        status `running` may be believed.
     """
+    history = attempts.read(attempts_file(run, runs_dir))
+    return _status(run, runs_dir, history, locked)._replace(problem=history.problem)
+
+
+def _status(run: PlannedRun, runs_dir: Path, history: History, locked: bool) -> Status:
     folder = run_dir(run, runs_dir)
     try:
         info = record.read_run(folder).info
     except record.RecordError as error:
         if folder.is_dir() and any(folder.iterdir()):
             return Status(State.FAILED, str(error))
-        log = log_file(run, runs_dir)
-        if not log.exists() or _last_end(log) in ("", pool.STOPPED_LINE):
-            return Status(State.TO_DO)  # without a record, nothing has happened
-        return Status(State.FAILED, last_words(log))
+        if history.end is None or history.end.stopped:
+            return Status(State.TO_DO)  # killed or stopped before it began its record
+        return Status(State.FAILED, last_words(run, runs_dir, history))
     planned = record.redact_command(systems.command(run, runs_dir))
-    script = systems.SYSTEMS[run.system].script
-    same = systems.same_run(info.get("command") or [], planned, script)
-    match info["status"]:
+    same = systems.same_run(info.command, planned, run.program)
+    match info.status:
         case "completed":
             if not same:
                 return Status(State.CHANGED, "completed earlier, with another command")
@@ -131,73 +149,60 @@ def inspect(run: PlannedRun, runs_dir: Path, locked: bool = False) -> Status:
         case "failed" if not same:
             return Status(State.CHANGED, "failed earlier, with another command")
         case "failed":
-            return Status(State.FAILED, str(info.get("error") or "no error was recorded"))
+            return Status(State.FAILED, info.error or "no error was recorded")
         case "running" if locked:
             return Status(State.RUNNING)
         case "running":
             note = "killed before it could end its record"
         case _:
-            note = str(info.get("error") or "")
-    log = log_file(run, runs_dir)
-    if not (same and log.exists()):  # not the launcher's own: it is not to be deleted unasked
+            note = info.error or ""
+    if not (same and history.events):  # not the launcher's, so not deleted unasked
         return Status(State.CHANGED, "interrupted earlier, with another command or by hand")
-    made_checkpoints = bool(info.get("checkpoint_every"))
-    resumable = systems.SYSTEMS[run.system].checkpoints is not None and made_checkpoints
-    code = _exit_code(log)
-    if gave_up(code):  # it could not end its record, or (bad input) not go on
-        return Status(State.FAILED, last_words(log), resumable=resumable and code != 2)
+    resumable = bool(run.program.flags.resume and info.checkpoint_every)
+    if history.end and history.end.is_error:  # it could not end its record, or not be resumed
+        resumable = resumable and history.end.exit_code != BAD_INPUT
+        return Status(State.FAILED, last_words(run, runs_dir, history), resumable=resumable)
     return Status(State.INTERRUPTED, note, resumable=resumable)
 
 
-def how_again(status: Status) -> str:
-    """Return the flag that says what to do with what an earlier try of a run left, as in `command`."""
+def restart_flag(run: PlannedRun, status: Status) -> str:
+    """Return the flag for the record of an earlier attempt (resume or overwrite); '' if there is none."""
     if status.state is State.TO_DO:
         return ""
-    return "--resume" if status.resumable else "--overwrite"
+    return run.program.flags.resume if status.resumable else run.program.flags.overwrite
 
 
-def last_words(log: Path) -> str:
-    """Return the last line that a run printed; the launcher's own lines start with `#`."""
+def last_words(run: PlannedRun, runs_dir: Path, history: History | None = None) -> str:
+    """Return the last line that the last attempt at a run printed.
+
+    Args:
+      run: the run.
+      runs_dir: folder of all studies' records.
+      history: its attempts; read if not given.
+    """
+    history = history or attempts.read(attempts_file(run, runs_dir))
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        with open(log_file(run, runs_dir), "rb") as log:
+            log.seek(history.log_bytes)
+            lines = log.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"its log cannot be read: {error.strerror}"
-    spoken = (line.strip() for line in reversed(lines) if not line.startswith(pool.ENDED))
-    words = next((line for line in spoken if line), "#")
-    return (
-        "ended without a record or a word" if words.startswith("#") else record.redact_text(words)
-    )
-
-
-def gave_up(exit_code: int | None) -> bool:
-    """Whether a run with this exit code ended itself: it was not told to, and no signal killed it."""
-    return exit_code is not None and 0 < exit_code < SIGNALLED
-
-
-def _exit_code(log: Path) -> int | None:
-    """Return how a run's last try ended; None if the launcher did not see that."""
-    _, _, code = _last_end(log).partition(f"{pool.ENDED} with exit code ")
-    return int(code) if code.lstrip("-").isdecimal() else None
-
-
-def _last_end(log: Path) -> str:
-    """Return how the launcher saw a run's last try end; '' if it was killed before."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("# ")]
-    return lines[-1] if lines and lines[-1].startswith(pool.ENDED) else ""
+    words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return record.redact_text(words) or "ended without a record, and printed nothing"
 
 
 def steps_done(run: PlannedRun, runs_dir: Path) -> int:
-    """Return how many steps a run has learned from so far, as its record says."""
+    """Return how many steps a run has learned from so far, according to its record."""
     try:
-        update = record.read_run(run_dir(run, runs_dir)).last("updates")
+        update = record.read_run(run_dir(run, runs_dir)).last_update()
     except (record.RecordError, OSError):
         return 0
-    return int(update.get("step") or 0) if update else 0
+    return update.step if update else 0
 
 
-def _seconds(info: dict) -> float | None:
+def _seconds(info: record.RunInfo) -> float | None:
     try:
-        ended, started = (datetime.fromisoformat(info[name]) for name in ("ended", "started"))
-    except (KeyError, TypeError, ValueError):
+        ended, started = (datetime.fromisoformat(time) for time in (info.ended, info.started))
+    except (TypeError, ValueError):
         return None
     return (ended - started).total_seconds()

@@ -1,9 +1,10 @@
-"""Studies as data: a small TOML file says what to compare, this module makes the list of runs.
+"""Studies as data: a TOML file describes what to compare, and this module lists the runs.
 
-A study is systems x hardware settings x environments x seeds x budget, in one or several blocks:
+A study is systems x hardware settings x environments x seeds x budget, in one or more blocks:
 
     title = "..."
     question = "..."
+    minutes = 15  # on two CPU cores; optional
 
     [settings.a0-l0-t1]
     num_actor_threads = 1
@@ -18,32 +19,36 @@ A study is systems x hardware settings x environments x seeds x budget, in one o
     [runs.hyperparameters]
     num_envs = 8
 
-The same question in several sizes is several presets, and so is how long two CPU cores take:
+The same question in several sizes is several presets:
 
     [presets.cpu]
     minutes = 15
     [[presets.cpu.runs]]
     ...
-    [presets.paper.settings.a0-l0-t1]    # in place of the one above
+    [presets.paper.settings.a0-l0-t1]    # replaces the setting above
     ...
     [[presets.paper.runs]]
     ...
 
-Hyperparameters are whatever the systems of the block take as flags; a hardware setting is said in
-the fields of `Setting`, which every system translates for itself (see experiments/systems.py). What only
-one system has is said in its own flags:
+Hyperparameters are passed to the systems of the block as flags. A hardware setting has the fields of
+`Setting`; experiments/systems.py translates them for each system. Flags that only some systems have:
 
     [settings.delayed.flags]
     learner_delay_seconds = 1.0
 
-A setting may differ by system, where the same machine is used in another way:
+A setting may differ by system, if systems use the same machine in different ways:
 
     [settings.workstation.systems.monobeast]
     num_actor_threads = 80
 
-Where the question is after how many steps runs reach some return, reports say so:
+A system that does not come with the toolkit is described in the study (docs/adding-a-baseline.md):
 
-    target_episodes = 100  # whose mean return has to reach it; this many by default
+    [systems.my_a2c]
+    script = "my_a2c.py"
+
+If the question is how many steps a run needs to reach some return, reports show it:
+
+    target_episodes = 100  # whose mean return has to reach the target; 100 is the default
 
     [targets]
     CartPole-v1 = 400
@@ -53,46 +58,69 @@ Where the question is after how many steps runs reach some return, reports say s
 
 import difflib
 import itertools
+import re
+import shutil
 import tomllib
 import types
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 from cleanba import record
+from cleanba.record.files import LARGEST_STUDY, read_file
+from cleanba.record.redaction import has_token
+from cleanba.record.schema import LARGEST, LONGEST_NAME, SHOWN, Name
 from experiments.games import ENV_SETS
+from experiments.systems import ROOT, SYSTEMS, Flags, System
 
 STUDIES = Path(__file__).parent / "studies"
 DEFAULT_PRESET = "cpu"
-TARGET_EPISODES = 100  # as analysis takes for scores; studies do not depend on it
-SETTING_FIELDS = {
-    "num_actor_threads": int,
-    "actor_device_ids": list,
-    "learner_device_ids": list,
-    "host_devices": int,
-    "cores": int,
-}
-OPTIONAL_SETTING_FIELDS = {"processes": int, "gpus": int, "nodes": int}
+TARGET_EPISODES = 100  # the default of the analysis of scores
+
+MOST_RUNS = 10_000  # of a study
+MOST_DOTS = 100  # in a line of a study file
+
+Count = Annotated[int, Meta(ge=1, le=LARGEST)]
+CountOrZero = Annotated[int, Meta(ge=0, le=LARGEST)]
+# A name that becomes part of a folder's: neither a path nor hidden.
+FolderName = Annotated[str, Meta(pattern=rf"^(?!\.)(?!.*[/\\]){SHOWN}+\Z", max_length=LONGEST_NAME)]
+T = TypeVar("T")
 
 
 class StudyError(Exception):
-    """A study that cannot be read or makes no sense; the message is one line."""
+    """A study that cannot be read or is inconsistent; the message is one line."""
 
 
-class Setting(NamedTuple):
-    """A hardware setting: all that may change the speed of a run, and nothing else of it."""
+class Setting(Struct, frozen=True, forbid_unknown_fields=True):
+    """A hardware setting: what may change the speed of a run, and nothing else about it.
+
+    Attributes:
+      name: of the setting.
+      num_actor_threads: of each process; in systems without threads, actor processes or peers.
+      actor_device_ids: devices that act, of each process.
+      learner_device_ids: devices that learn, of each process.
+      host_devices: devices that JAX makes of the CPU; 0 leaves the machine as it is.
+      cores: CPU cores that a run has to itself, for all its processes.
+      processes: of a run.
+      gpus: of a run, for all its processes; it sees no others.
+      nodes: machines that the processes and GPUs are spread over evenly.
+      flags: further flags, of systems that have them.
+    """
 
     name: str
-    num_actor_threads: int
+    num_actor_threads: Count
     actor_device_ids: tuple[int, ...]
     learner_device_ids: tuple[int, ...]
-    host_devices: int  # devices that the CPU is made to show; 0 leaves the machine as it is
-    cores: int  # CPU cores that a run gets for itself, with all its processes
-    processes: int = 1  # of a run; threads and devices are those of each
-    gpus: int = 0  # of a run; it sees no others
-    nodes: int = 1  # that they and the processes are on, as many on each
-    flags: tuple[tuple[str, Any], ...] = ()  # further flags, of systems that have them
+    host_devices: int
+    cores: Count
+    processes: Count = 1
+    gpus: CountOrZero = 0
+    nodes: Count = 1
+    flags: tuple[tuple[str, Any], ...] = ()
 
 
 class PlannedRun(NamedTuple):
@@ -100,6 +128,7 @@ class PlannedRun(NamedTuple):
 
     study: str
     system: str
+    program: System | None  # None if nothing describes the system
     setting: Setting
     env_id: str
     seed: int
@@ -116,13 +145,14 @@ class Study(NamedTuple):
     """A question, and the runs that answer it.
 
     Attributes:
-      name: of the folder of its records: of the file, and of the preset where it is not the default.
+      name: of the folder of its records: the file's name, with the preset's unless that is the default.
       title: of its report.
       question: that it answers.
       runs: to be made.
       preset: which of the study's sizes this is.
-      minutes: that two CPU cores take, as the file says; None where it does not.
+      minutes: that two CPU cores take, according to the file; None if it does not give them.
       targets: mean return of `target_episodes` episodes that runs are to reach, by environment.
+      target_episodes: see `targets`.
     """
 
     name: str
@@ -133,6 +163,46 @@ class Study(NamedTuple):
     minutes: int | None = None
     targets: Mapping[str, float] = types.MappingProxyType({})
     target_episodes: int = TARGET_EPISODES
+
+
+class _Block(Struct, forbid_unknown_fields=True):
+    """A [[runs]] block as the file has it: the product of its lists."""
+
+    systems: list[FolderName]
+    settings: list[FolderName]
+    env_ids: list[Name]
+    seeds: list[CountOrZero]
+    total_timesteps: Count
+    hyperparameters: dict[str, Any]
+
+
+class _Preset(Struct, forbid_unknown_fields=True):
+    """One size of a study as the file has it."""
+
+    runs: list[_Block]
+    settings: dict[FolderName, dict[str, Any]] = {}
+    minutes: int | None = None
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    """A study file. Its settings become `Setting`s once those of the preset and system are known."""
+
+    title: str
+    question: str
+    settings: dict[FolderName, Any]
+    systems: dict[FolderName, System] = {}
+    runs: list[_Block] | None = None
+    minutes: int | None = None
+    presets: dict[str, _Preset] | None = None
+    targets: dict[str, float] = {}
+    target_episodes: Count = TARGET_EPISODES
+
+
+_FIELDS = [
+    field.name
+    for kind in (_File, _Preset, _Block, Setting, System, Flags)
+    for field in msgspec.structs.fields(kind)
+]
 
 
 def study_names() -> list[str]:
@@ -172,171 +242,186 @@ def load_study(path: Path, preset: str | None = None) -> Study:
     Raises:
       StudyError: if the file is not readable, lacks or misspells a field, or plans a run twice.
     """
-    data, sizes = _read(path)
-    copy = path.stem == "study"
-    folder = path.resolve().parent.name
-    named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
-    own = named[0] if copy and named else DEFAULT_PRESET
-    if copy and preset not in (None, own):
-        raise StudyError(f"{path}: holds the records of preset {own!r}, not {preset!r}")
-    preset = preset or own
-    if preset not in sizes:
-        raise StudyError(f"{path.name}: has no preset {preset!r}; it has {', '.join(sizes)}")
-    settings = data["settings"] | sizes[preset].get("settings", {})
-    settings = {name: _settings(path, name, fields) for name, fields in settings.items()}
-    systems = {
-        system for size in sizes.values() for block in size["runs"] for system in block["systems"]
+    file = _decode(path, "", _read_toml(path), _File)
+    sizes = _presets(path, file)
+    is_copy = path.stem == "study"
+    preset = _choose_preset(path, sizes, preset, is_copy)
+    known = {name for one in sizes.values() for block in one.runs for name in block.systems}
+    settings = {
+        name: _settings(path, name, fields, known)
+        for name, fields in (file.settings | sizes[preset].settings).items()
     }
-    for name, by_system in settings.items():
-        for system in by_system.keys() - systems - {""}:
-            raise StudyError(
-                f"{path.name}: the setting {name!r} is about {system!r}, which has no run"
-            )
+    programs = SYSTEMS | _own_systems(path, file)
     name = path.stem if preset == DEFAULT_PRESET else f"{path.stem}-{preset}"
-    name = folder if copy else name
-    blocks = sizes[preset]["runs"]
-    runs = tuple(run for block in blocks for run in _block_runs(path, name, settings, block))
+    name = path.resolve().parent.name if is_copy else name
+    blocks = sizes[preset].runs
+    planned = sum(len(b.systems) * len(b.settings) * len(b.env_ids) * len(b.seeds) for b in blocks)
+    if planned > MOST_RUNS:
+        raise StudyError(f"{path.name}: plans {planned} runs; a study has at most {MOST_RUNS}")
+    runs = tuple(run for block in blocks for run in _plan(path, name, programs, settings, block))
     twice = [run for run, count in Counter(run.name for run in runs).items() if count > 1]
     if twice:
         raise StudyError(f"{path.name}: plans the run {twice[0]} more than once")
     if not runs:
         raise StudyError(f"{path.name}: plans no run")
-    _check_targets(path, data, {run.env_id for run in runs})
+    for env_id in file.targets.keys() - {run.env_id for run in runs}:
+        raise StudyError(f"{path.name}: there is a target for {env_id!r}, which has no run")
     return Study(
         name,
-        data["title"].strip(),
-        " ".join(data["question"].split()),
+        file.title.strip(),
+        " ".join(file.question.split()),
         runs,
         preset,
-        sizes[preset].get("minutes"),
-        data.get("targets", {}),
-        data.get("target_episodes", TARGET_EPISODES),
+        sizes[preset].minutes,
+        file.targets,
+        file.target_episodes,
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return what a study file says, and what it says of each of its sizes, with all blocks checked."""
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file."""
     try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = read_file(path, LARGEST_STUDY).decode()
+        if deep := next(
+            (n for n, line in enumerate(text.splitlines(), 1) if line.count(".") > MOST_DOTS), 0
+        ):
+            # tomllib takes time and memory in proportion to the square of a key's parts
+            raise StudyError(f"{path.name}, line {deep}: has more than {MOST_DOTS} dots")
+        if has_token(text):
+            raise StudyError(
+                f"{path.name}: holds a secret, which is stored with the records: "
+                "put it into an environment variable"
+            )
+        return tomllib.loads(text)
+    except OSError as error:
+        raise StudyError(f"{path.name}: {error.strerror}") from None
+    except RecursionError:
+        raise StudyError(f"{path.name}: nested too deeply") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise StudyError(f"{path.name}: {error}") from None
-    fields = {"title": str, "question": str, "settings": dict}
-    optional = {"targets": dict, "target_episodes": int}
-    if "presets" in data:
-        _check_fields(path, "the study", data, fields | {"presets": dict}, optional)
-        sizes = data["presets"]
-        for name, size in sizes.items():
-            parts = {"minutes": int, "settings": dict}
-            _check_fields(path, f"the preset {name!r}", size, {"runs": list}, parts)
-    else:
-        _check_fields(path, "the study", data, fields | {"runs": list}, optional | {"minutes": int})
-        sizes = {DEFAULT_PRESET: {name: data[name] for name in ("runs", "minutes") if name in data}}
-    for size in sizes.values():
-        for block in size["runs"]:
-            _check_block(path, block)
-    return data, sizes
 
 
-def _check_targets(path: Path, data: Mapping[str, Any], env_ids: Collection[str]) -> None:
-    if data.get("target_episodes", TARGET_EPISODES) < 1:
-        raise StudyError(f"{path.name}: target_episodes must be 1 or more")
-    for env_id, target in data.get("targets", {}).items():
-        if env_id not in env_ids:
-            raise StudyError(f"{path.name}: there is a target for {env_id!r}, which has no run")
-        if not isinstance(target, int | float) or isinstance(target, bool):
-            raise StudyError(f"{path.name}: the target for {env_id!r} must be a number")
+def check_systems(runs: Iterable[PlannedRun]) -> None:
+    """Refuse runs of systems that nothing describes, whose program is missing, or that cannot make them.
+
+    Raises:
+      StudyError: for the first such run; the message names the nearest systems.
+    """
+    for run in runs:
+        program, several = run.program, run.setting.processes > 1
+        if program is None:
+            near = difflib.get_close_matches(run.system, SYSTEMS) or list(SYSTEMS)
+            raise StudyError(
+                f"there is no system {run.system!r}; did you mean {' or '.join(near)}?"
+            )
+        if not (ROOT / program.script).is_file():
+            raise StudyError(f"{run.system}: there is no program {program.script}")
+        if program.interpreter and shutil.which(program.interpreter[0]) is None:
+            raise StudyError(f"{run.system}: there is no program {program.interpreter[0]}")
+        if several and (program.interpreter or not program.flags.distributed):
+            raise StudyError(
+                f"the setting {run.setting.name!r} has several processes; {run.system} runs in one"
+            )
 
 
-def _settings(path: Path, name: str, fields: Any) -> dict[str, Setting]:
-    """Read a hardware setting: by system, for those that have it in a way of their own, and for ''."""
-    if not isinstance(fields, dict):
-        raise StudyError(f"{path.name}: the setting {name!r} is not a table")
-    own = fields.get("systems", {})
-    if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
-        raise StudyError(f"{path.name}: the setting {name!r}: systems must be a table of tables")
-    fields = {key: value for key, value in fields.items() if key != "systems"}
-    every = {"": {}, **own}
-    return {system: _setting(path, name, {**fields, **one}) for system, one in every.items()}
+def _decode(path: Path, where: str, data: Any, kind: type[T]) -> T:
+    """Convert a table to its type; a misspelled field must not pass silently."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        unknown = re.search("unknown field `(.*?)`", str(error))
+        others = [name for name in _FIELDS if unknown and name != unknown[1]]
+        near = difflib.get_close_matches(unknown[1], others, n=1) if unknown else []
+        advice = f"; did you mean {near[0]}?" if near else ""
+        raise StudyError(f"{path.name}: {where}{error}{advice}") from None
 
 
-def _setting(path: Path, name: str, fields: Any) -> Setting:
-    flags = fields.pop("flags", {})
-    if not isinstance(flags, dict):
-        raise StudyError(f"{path.name}: the setting {name!r}: flags must be a table")
-    _check_fields(path, f"the setting {name!r}", fields, SETTING_FIELDS, OPTIONAL_SETTING_FIELDS)
-    processes, nodes = fields.get("processes", 1), fields.get("nodes", 1)
-    if min(fields["cores"], fields["num_actor_threads"], processes, nodes) < 1:
+def _presets(path: Path, file: _File) -> Mapping[str, _Preset]:
+    """Return the sizes of a study: its presets, or the only one."""
+    if file.presets is not None and file.runs is None and file.minutes is None:
+        return file.presets
+    if file.runs is not None and file.presets is None:
+        return {DEFAULT_PRESET: _Preset(file.runs, minutes=file.minutes)}
+    raise StudyError(
+        f"{path.name}: needs either [[runs]] or [presets], which have runs and minutes"
+    )
+
+
+def _choose_preset(
+    path: Path, sizes: Mapping[str, _Preset], preset: str | None, is_copy: bool
+) -> str:
+    folder = path.resolve().parent.name
+    named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
+    own = named[0] if is_copy and named else DEFAULT_PRESET
+    if is_copy and preset not in (None, own):
+        raise StudyError(f"{path}: holds the records of preset {own!r}, not {preset!r}")
+    preset = preset or own
+    if preset not in sizes:
+        raise StudyError(f"{path.name}: has no preset {preset!r}; it has {', '.join(sizes)}")
+    return preset
+
+
+def _own_systems(path: Path, file: _File) -> dict[str, System]:
+    """Return the systems that a study file describes; their programs are relative to the file."""
+    own = {}
+    for name, system in file.systems.items():
+        if name in SYSTEMS:
+            raise StudyError(f"{path.name}: the system {name!r} comes with the toolkit: rename it")
+        script = str(path.resolve().parent / system.script)
+        own[name] = msgspec.structs.replace(system, script=script)
+    return own
+
+
+def _settings(path: Path, name: str, fields: Any, known: Iterable[str]) -> dict[str, Setting]:
+    """Return a hardware setting by system, for those that have their own; that of the others is ''."""
+    where = f"the setting {name!r}: "
+    fields = _decode(path, where, fields, dict[str, Any])
+    own = _decode(path, where + "systems: ", fields.pop("systems", {}), dict[str, dict[str, Any]])
+    for system in own.keys() - known:
+        raise StudyError(f"{path.name}: the setting {name!r} is about {system!r}, which has no run")
+    if "name" in fields:
+        raise StudyError(f"{path.name}: {where}its name is the name of its table, not a field")
+    return {
+        system: _setting(path, where, {**fields, **changes, "name": name})
+        for system, changes in {"": {}, **own}.items()
+    }
+
+
+def _setting(path: Path, where: str, fields: dict[str, Any]) -> Setting:
+    flags = _decode(path, where + "flags: ", fields.get("flags", {}), dict[str, Any])
+    setting = _decode(path, where, fields | {"flags": tuple(flags.items())}, Setting)
+    if setting.processes % setting.nodes or setting.gpus % setting.nodes:
         raise StudyError(
-            f"{path.name}: the setting {name!r} needs at least one core, one thread and one process"
+            f"{path.name}: {where}processes and gpus must be multiples of its {setting.nodes} nodes"
         )
-    if processes % nodes or fields.get("gpus", 0) % nodes:
-        raise StudyError(
-            f"{path.name}: the setting {name!r}: processes and gpus must be as many on each of {nodes} nodes"
-        )
-    for key in ("actor_device_ids", "learner_device_ids"):
-        _check_items(path, f"the setting {name!r}", key, fields[key], int)
-    ids = {key: tuple(fields[key]) for key in ("actor_device_ids", "learner_device_ids")}
-    return Setting(name=name, **{**fields, **ids}, flags=tuple(flags.items()))
+    return setting
 
 
-def _check_block(path: Path, block: Any) -> None:
-    lists = {"systems": str, "settings": str, "env_ids": str, "seeds": int}
-    fields = {**dict.fromkeys(lists, list), "total_timesteps": int, "hyperparameters": dict}
-    _check_fields(path, "a [[runs]] block", block, fields)
-    for name, kind in lists.items():
-        _check_items(path, "a [[runs]] block", name, block[name], kind)
-
-
-def _block_runs(
-    path: Path, study: str, settings: Mapping[str, Mapping[str, Setting]], block: Mapping[str, Any]
+def _plan(
+    path: Path,
+    study: str,
+    programs: Mapping[str, System],
+    settings: Mapping[str, Mapping[str, Setting]],
+    block: _Block,
 ) -> list[PlannedRun]:
-    unknown = [name for name in block["settings"] if name not in settings]
-    if unknown:
-        raise StudyError(
-            f"{path.name}: a [[runs]] block names the setting {unknown[0]!r}, not defined"
-        )
-    env_ids = [env for name in block["env_ids"] for env in ENV_SETS.get(name, (name,))]
-    axes = itertools.product(block["settings"], block["systems"], env_ids, block["seeds"])
+    for name in block.settings:
+        if name not in settings:
+            raise StudyError(
+                f"{path.name}: a [[runs]] block names the setting {name!r}, not defined"
+            )
+    env_ids = [env for name in block.env_ids for env in ENV_SETS.get(name, (name,))]
     return [
         PlannedRun(
             study=study,
             system=system,
+            program=programs.get(system),
             setting=settings[setting].get(system, settings[setting][""]),
             env_id=env_id,
             seed=seed,
-            total_timesteps=block["total_timesteps"],
-            hyperparameters=block["hyperparameters"],
+            total_timesteps=block.total_timesteps,
+            hyperparameters=block.hyperparameters,
         )
-        for setting, system, env_id, seed in axes
+        for setting, system, env_id, seed in itertools.product(
+            block.settings, block.systems, env_ids, block.seeds
+        )
     ]
-
-
-def _check_fields(
-    path: Path,
-    what: str,
-    data: Any,
-    fields: Mapping[str, type],
-    optional: Mapping[str, type] = types.MappingProxyType({}),
-) -> None:
-    """Require exactly these fields, with these types: a misspelt one must not pass silently."""
-    if not isinstance(data, dict):
-        raise StudyError(f"{path.name}: {what} is not a table")
-    missing = [name for name in fields if name not in data]
-    fields = {**fields, **{name: kind for name, kind in optional.items() if name in data}}
-    unknown = [name for name in data if name not in fields]
-    if missing:
-        raise StudyError(f"{path.name}: {what} lacks {missing[0]!r}")
-    if unknown:
-        raise StudyError(f"{path.name}: {what} has an unknown field {unknown[0]!r}")
-    for name, kind in fields.items():
-        if not _is(data[name], kind):
-            raise StudyError(f"{path.name}: {what}: {name} must be of type {kind.__name__}")
-
-
-def _check_items(path: Path, what: str, name: str, items: list, kind: type) -> None:
-    if not all(_is(item, kind) for item in items):
-        raise StudyError(f"{path.name}: {what}: {name} must be a list of type {kind.__name__}")
-
-
-def _is(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))

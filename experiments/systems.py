@@ -1,270 +1,207 @@
-"""The systems that studies compare, one entry each: its name, its command, how it says a run.
+"""The systems that studies compare, as data: a program, and the flags in which it takes a planned run.
 
-To add a system of any framework: write one entry whose `arguments` turn a planned run into the
-flags of your program, which writes a run record (docs/run-record.md) into the folder
-`<runs-dir>/<study>/<run name>`. The launcher knows nothing else of it.
+To add a system of any framework, describe it in the study that compares it (docs/adding-a-baseline.md):
+
+    [systems.my_a2c]
+    script = "my_a2c.py"                  # relative to the study file
+    [systems.my_a2c.flags]
+    num_actor_threads = "--num-workers"   # by default not passed
+
+The program writes a run record (docs/run-record.md) into `<runs-dir>/<study>/<run name>`. The launcher needs
+nothing else. The systems that come with the toolkit are described in the same way, in `SYSTEMS`.
 """
 
-import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.study import PlannedRun, StudyError
+from msgspec import Struct
+
+from baselines.worker_schemes.schemes import AGENTS, SCHEMES
+from cleanba.run.flags import flag_with_value
+
+if TYPE_CHECKING:
+    from experiments.study import PlannedRun
 
 ROOT = Path(__file__).parents[1]
 
-# Flags that say where and how a run is kept, not what it is: two commands that differ in these
-# alone make the same run.
-HOUSEKEEPING = {
-    "--runs-dir": 1, "--study": 1,
-    "--overwrite": 0, "--resume": 0, "--checkpoint-every": 1, "--no-progress": 0,
-}  # fmt: skip
-# As baselines/worker_schemes names them: importing them from there would import torch.
-WORKER_SCHEMES = (
-    "single-threaded", "dppo", "ddppo", "appo", "impala", "ape-x", "rapid", "async-rapid",
-)  # fmt: skip
-CHECKPOINTS = 10  # of a run, for systems that can go on from one
+CHECKPOINTS = 10  # per run, for systems that have a flag for their number
+# The number of checkpoints does not make it a different run.
+CHECKPOINT_INTERVAL = "--checkpoint-every"
 
 
-class System(NamedTuple):
+class Flags(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names of the flags with which the launcher starts a program; '' if the program has no such flag."""
+
+    env_id: str = "--env-id"
+    seed: str = "--seed"
+    total_timesteps: str = "--total-timesteps"
+    study: str = "--study"
+    setting: str = "--setting"  # its name
+    runs_dir: str = "--runs-dir"
+    overwrite: str = "--overwrite"
+    no_progress: str = "--no-progress"
+    # Fields of a hardware setting.
+    num_actor_threads: str = ""
+    actor_device_ids: str = ""
+    learner_device_ids: str = ""
+    host_devices: str = ""  # passed unless 0
+    distributed: str = ""  # passed to each of the several processes of a run, without a value
+    # For systems that can resume an interrupted run. The record of a run that can be resumed has a positive
+    # `checkpoint_every`.
+    resume: str = ""
+    num_checkpoints: str = ""
+
+
+class System(Struct, frozen=True, forbid_unknown_fields=True):
     """One system of a comparison.
 
     Attributes:
-      name: in studies and records.
-      script: below the root of the source tree.
-      arguments: turns a planned run into its flags.
-      checkpoints: turns it into the flags that make a run which `--resume` can go on with; None if the
-        system has no such flag: then an interrupted run begins again.
-      several_processes: whether a run can be made by several processes that find each other by the
-        variables of Slurm.
+      script: its program; in a study file, relative to that file.
+      interpreter: words before the script; by default the Python that runs the launcher.
+      flags: names of its flags.
+      fixed: flags that every run of it has, such as `{"algorithm": "ppo"}`.
+      separator: between the words of a hyperparameter's flag: `--num-envs` or `--num_envs`.
     """
 
-    name: str
     script: str
-    arguments: Callable[[PlannedRun], list[str]]
-    checkpoints: Callable[[PlannedRun], list[str]] | None = None
-    several_processes: bool = False
+    interpreter: tuple[str, ...] = ()
+    flags: Flags = Flags()
+    fixed: dict[str, Any] = {}
+    separator: Literal["-", "_"] = "-"
+
+    def flag(self, name: str) -> str:
+        """Return the flag of a hyperparameter or of another setting of the program's own."""
+        return "--" + name.replace("_", self.separator)
 
 
-def flags(values: Mapping[str, Any]) -> list[str]:
-    """Write settings as command line flags.
-
-    Args:
-      values: e.g. `{"num_envs": 8, "anneal_lr": False, "learner_device_ids": [0, 1]}`.
-
-    Returns:
-      e.g. `["--num-envs", "8", "--no-anneal-lr", "--learner-device-ids", "0", "1"]`.
-    """
-    words = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, (list, tuple)):
-            words += [f"--{flag}", *map(str, value)]
-        else:
-            words += [f"--{flag}", str(value)]
-    return words
-
-
-def cleanba_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of the Cleanba trainers; `-sync` is their synchronous architecture."""
-    setting = run.setting
-    return flags(
-        {
-            "env_id": run.env_id,
-            "seed": run.seed,
-            "total_timesteps": run.total_timesteps,
-            **run.hyperparameters,
-            "concurrency": not run.system.endswith("-sync"),
-            "num_actor_threads": setting.num_actor_threads,
-            "actor_device_ids": setting.actor_device_ids,
-            "learner_device_ids": setting.learner_device_ids,
-            **({"xla_host_devices": setting.host_devices} if setting.host_devices else {}),
-            **({"distributed": True} if setting.processes > 1 else {}),
-            **dict(setting.flags),
-            "study": run.study,
-            "setting": setting.name,
-        }
-    )
-
-
-def cleanba_checkpoints(run: PlannedRun) -> list[str]:
-    """Return the flag for some checkpoints over a run of the Cleanba trainers."""
-    num_envs, num_steps = (120, 128) if "ppo" in run.system else (128, 20)  # their defaults
-    said = {**run.hyperparameters, **dict(run.setting.flags)}
-    batch = said.get("num_envs", num_envs) * said.get("num_steps", num_steps)
-    return flags({"checkpoint_every": max(1, run.total_timesteps // batch // CHECKPOINTS)})
-
-
-def monobeast_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of monobeast, whose actor threads are processes."""
-    return flags(
-        {
-            "env": run.env_id,
-            "seed": run.seed,
-            "total_steps": run.total_timesteps,
-            **run.hyperparameters,
-            "num_actors": run.setting.num_actor_threads,
-            **dict(run.setting.flags),
-            "study": run.study,
-            "xpid": run.setting.name,
-        }
-    )
-
-
-def moolib_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of moolib's example, whose actor threads are peers."""
-    return flags(
-        {
-            "env": run.env_id,
-            "seed": run.seed,
-            "total_steps": run.total_timesteps,
-            **run.hyperparameters,
-            "num_peers": run.setting.num_actor_threads,
-            **dict(run.setting.flags),
-            "study": run.study,
-            "setting": run.setting.name,
-        }
-    )
-
-
-def _plain_arguments(run: PlannedRun, **own: Any) -> list[str]:
-    """Say a run in flags that are named as in a study, and a system's own after its hyperparameters."""
-    return flags(
-        {
-            "env_id": run.env_id,
-            "seed": run.seed,
-            "total_timesteps": run.total_timesteps,
-            **run.hyperparameters,
-            **own,
-            **dict(run.setting.flags),
-            "study": run.study,
-            "setting": run.setting.name,
-        }
-    )
-
-
-def cleanrl_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of CleanRL's PPO, which has one process and one device."""
-    return _plain_arguments(run)
-
-
-def hts_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of HTS-RL, whose actor threads are processes; `-sync` is its baseline."""
-    _, _, algorithm = run.system.removesuffix("-sync").split("_")
-    return _plain_arguments(
-        run,
-        algorithm=algorithm,
-        schedule="synchronous" if run.system.endswith("-sync") else "hts",
-        num_actors=run.setting.num_actor_threads,
-    )
-
-
-def schemes_arguments(run: PlannedRun) -> list[str]:
-    """Say a run in the flags of the worker schemes, whose system is `schemes_<agent>-<scheme>`."""
-    agent, _, scheme = run.system.removeprefix("schemes_").partition("-")
-    return _plain_arguments(run, agent=agent, scheme=scheme)
-
+_CLEANBA = Flags(
+    num_actor_threads="--num-actor-threads",
+    actor_device_ids="--actor-device-ids",
+    learner_device_ids="--learner-device-ids",
+    host_devices="--xla-host-devices",
+    distributed="--distributed",
+    resume="--resume",
+    num_checkpoints="--num-checkpoints",
+)
+# Actor threads are processes in monobeast and HTS-RL, and peers in moolib.
+_MONOBEAST = Flags(
+    env_id="--env",
+    total_timesteps="--total-steps",
+    setting="--xpid",
+    num_actor_threads="--num-actors",
+)
+_MOOLIB = Flags(env_id="--env", total_timesteps="--total-steps", num_actor_threads="--num-peers")
+_HTS = Flags(num_actor_threads="--num-actors")
 
 SYSTEMS = {
-    system.name: system
-    for system in (
-        *(
-            System(
-                f"{name}{architecture}",
-                f"cleanba/{name}.py",
-                cleanba_arguments,
-                cleanba_checkpoints,
-                several_processes=True,
-            )
-            for name in ("cleanba_ppo", "cleanba_impala")
-            for architecture in ("", "-sync")
-        ),
-        System("monobeast", "baselines/monobeast_study.py", monobeast_arguments),
-        System("moolib", "baselines/moolib_atari/__main__.py", moolib_arguments),
-        System("cleanrl_ppo", "baselines/cleanrl_ppo.py", cleanrl_arguments),
-        *(
-            System(f"hts_rl_{algorithm}{schedule}", "baselines/hts_rl.py", hts_arguments)
-            for algorithm in ("a2c", "ppo")
-            for schedule in ("", "-sync")
-        ),
-        *(
-            System(
-                f"schemes_{agent}-{scheme}",
-                "baselines/worker_schemes/__main__.py",
-                schemes_arguments,
-            )
-            for agent in ("ppo", "impala", "sac")
-            for scheme in WORKER_SCHEMES
-        ),
-    )
+    **{
+        f"{name}{suffix}": System(
+            f"cleanba/{name}.py", flags=_CLEANBA, fixed={"concurrency": not suffix}
+        )
+        for name in ("cleanba_ppo", "cleanba_impala")
+        for suffix in ("", "-sync")
+    },
+    "monobeast": System("baselines/monobeast_study.py", flags=_MONOBEAST),
+    "moolib": System("baselines/moolib_atari/__main__.py", flags=_MOOLIB),
+    "cleanrl_ppo": System("baselines/cleanrl_ppo.py"),
+    **{
+        f"hts_rl_{algorithm}{suffix}": System(
+            "baselines/hts_rl.py",
+            flags=_HTS,
+            fixed={"algorithm": algorithm, "schedule": "synchronous" if suffix else "hts"},
+        )
+        for algorithm in ("a2c", "ppo")
+        for suffix in ("", "-sync")
+    },
+    **{
+        f"schemes_{agent}-{scheme}": System(
+            "baselines/worker_schemes/__main__.py", fixed={"agent": agent, "scheme": scheme}
+        )
+        for agent in AGENTS
+        for scheme in SCHEMES
+    },
 }
 
 
-def check_systems(runs: Iterable[PlannedRun]) -> None:
-    """Refuse runs of systems that have no entry here, and settings that they cannot have.
+def arguments(run: "PlannedRun") -> list[str]:
+    """Translate a run into command-line flags, e.g. `["--num-envs", "8", "--no-anneal-lr"]`.
 
-    Raises:
-      StudyError: for the first such run; the message names the nearest systems.
+    A flag of the setting replaces a hyperparameter of the same name.
     """
-    for run in runs:
-        if run.system not in SYSTEMS:
-            near = difflib.get_close_matches(run.system, SYSTEMS) or list(SYSTEMS)
-            raise StudyError(
-                f"there is no system {run.system!r}; did you mean {' or '.join(near)}?"
-            )
-        if run.setting.processes > 1 and not SYSTEMS[run.system].several_processes:
-            raise StudyError(
-                f"the setting {run.setting.name!r} has several processes; {run.system} runs in one"
-            )
+    program, setting = run.program, run.setting
+    names = program.flags
+    values = {
+        names.env_id: run.env_id,
+        names.seed: run.seed,
+        names.total_timesteps: run.total_timesteps,
+        **{program.flag(name): value for name, value in run.hyperparameters.items()},
+        **{program.flag(name): value for name, value in program.fixed.items()},
+        names.num_actor_threads: setting.num_actor_threads,
+        names.actor_device_ids: setting.actor_device_ids,
+        names.learner_device_ids: setting.learner_device_ids,
+        **({names.host_devices: setting.host_devices} if setting.host_devices else {}),
+        **({names.distributed: True} if setting.processes > 1 else {}),
+        **{program.flag(name): value for name, value in setting.flags},
+        names.study: run.study,
+        names.setting: setting.name,
+    }
+    return [word for flag, value in values.items() if flag for word in flag_with_value(flag, value)]
 
 
-def command(run: PlannedRun, runs_dir: Path, again: str = "") -> list[str]:
+def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[str]:
     """Return the command line of a run.
 
     Args:
       run: the run.
       runs_dir: folder of all studies' records.
-      again: what to do with what an earlier try left in its folder: `--resume`, `--overwrite`, or nothing,
-        where there is none.
+      restart_flag: what to do with the record of an earlier attempt, as `state.restart_flag` returns it;
+        '' if there is none.
     """
-    system = SYSTEMS[run.system]
-    script = os.path.relpath(ROOT / system.script)
-    words = [sys.executable, script, *system.arguments(run), "--runs-dir", str(runs_dir)]
-    checkpoints = system.checkpoints(run) if system.checkpoints else []
-    return [*words, *checkpoints, "--no-progress", *([again] if again else [])]
+    names = run.program.flags
+    script = os.path.relpath(ROOT / run.program.script)
+    return [
+        *(run.program.interpreter or (sys.executable,)),
+        script,
+        *arguments(run),
+        *([names.runs_dir, str(runs_dir)] if names.runs_dir else []),
+        *([names.num_checkpoints, str(CHECKPOINTS)] if names.num_checkpoints else []),
+        *filter(None, (names.no_progress, restart_flag)),
+    ]
 
 
-def same_run(recorded: list[str], planned: list[str], script: str) -> bool:
+def same_run(recorded: list[str], planned: list[str], program: System) -> bool:
     """Whether two command lines make the same run, wherever they were started and write to.
 
     Args:
       recorded: the command in a run record.
       planned: the command that the study would start.
-      script: the program, as in the entry of the system.
+      program: what both start.
 
     Returns:
-      True also where the recorded command is not of this program, so that nothing can be said.
+      True also if the recorded command is of another program, so that they cannot be compared.
     """
-    recorded_arguments = _arguments_of(recorded, script)
-    return recorded_arguments is None or recorded_arguments == _arguments_of(planned, script)
+    found = _identity(recorded, program)
+    return found is None or found == _identity(planned, program)
 
 
-def _arguments_of(words: list[str], script: str) -> list[str] | None:
-    """Return the words after the script, without the housekeeping flags and their values."""
-    name = Path(script).name
+def _identity(words: list[str], program: System) -> list[str] | None:
+    """Return the words after the script, without the flags that say where and how a record is kept."""
+    names = program.flags
+    housekeeping = {
+        names.runs_dir: 1, names.study: 1, names.overwrite: 0, names.no_progress: 0,
+        names.resume: 0, names.num_checkpoints: 1, CHECKPOINT_INTERVAL: 1,
+    }  # fmt: skip
+    name = Path(program.script).name
     at = next((i for i, word in enumerate(words) if Path(word).name == name), None)
     if at is None:
         return None
     kept = []
     skip = 0
     for word in words[at + 1 :]:
-        if word in HOUSEKEEPING:
-            skip = HOUSEKEEPING[word]
+        if word in housekeeping:
+            skip = housekeeping[word]
         elif skip:
             skip -= 1
         else:

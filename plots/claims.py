@@ -1,4 +1,4 @@
-"""HTS-RL's claims about run time and latency: what its formulas say, and simulations."""
+"""HTS-RL's claims about run time and latency: formulas and simulations."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,8 @@ def draw(claims: Sequence[tuple[str, str, pd.DataFrame]], source: str) -> Figure
     """Draw one panel per claim, a line for its formula and dots for simulations.
 
     Args:
-      claims: title, y axis, and rows with formula, simulated, and what they depend on in the first column.
-      source: where the data come from, in a few words.
+      claims: title, y axis, and rows with the independent variable in the first column, formula, simulated.
+      source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         figure, axes = style.panels(len(claims), height=2.6)

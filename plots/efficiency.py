@@ -19,8 +19,8 @@ def draw(
       curves: by metric and axis (`step` or `time`): system, setting, x, value, low, high, runs,
         environments.
       look: colours and line styles.
-      source: where the data come from, in a few words.
-      what: is aggregated, such as `human-normalized score`.
+      source: short description of the data's origin.
+      what: name of the score, such as `human-normalized score`.
     """
     with mpl.rc_context(style.RC):
         figure, axes = style.panels(len(curves), height=2.7, per_row=2)
@@ -37,6 +37,6 @@ def draw(
         environments = style.counts_text(drawn["environments"], "environments")
         note = f"{style.counts_text(drawn['runs'])}, {environments}"
         bands = style.bands_text(drawn, "95% stratified bootstrap over seeds")
-        ends = "a curve ends with its first run to end"
+        ends = "a curve ends when its first run ends"
         style.source_line(figure, f"{style.sentence(bands, ends)}\n{style.sentence(note, source)}")
     return figure

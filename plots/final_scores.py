@@ -3,6 +3,7 @@
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.figure import Figure
 
 from plots import style
@@ -12,18 +13,20 @@ def draw(scores: pd.DataFrame, look: style.Look, source: str) -> Figure:
     """Draw one panel per environment, one line per system and setting.
 
     Args:
-      scores: system, setting, env_id, value, low, high (NaN without an interval), runs, and each:
-        the scores of the single runs.
+      scores: system, setting, env_id, value, low, high (NaN without an interval), runs, and each
+        (the scores of the single runs).
       look: colours and line styles.
-      source: where the data come from, in a few words.
+      source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(scores["env_id"].unique())
         rows = row_positions(scores, look)
         figure, axes = style.panels(len(environments), height=0.8 + 0.2 * len(rows))
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
-            for row in scores[scores["env_id"] == env_id].itertuples():
+            here = scores[scores["env_id"] == env_id]
+            for row in here.itertuples():
                 _draw_row(panel, row, rows[row.system, row.setting], look)
+            _draw_seeds(panel, here, rows)
             panel.set_title(env_id)
             panel.set_xlabel("final return")
             label_rows(panel, rows, first=index % style.PANELS_PER_ROW == 0)
@@ -35,7 +38,7 @@ def draw(scores: pd.DataFrame, look: style.Look, source: str) -> Figure:
 
 
 def row_positions(frame: pd.DataFrame, look: style.Look) -> dict[tuple[str, str], float]:
-    """Return where the line of each system and setting is: settings of a system lie together."""
+    """Return the position of each system's and setting's row; settings of a system are adjacent."""
     gap = 0.6
     positions: dict[tuple[str, str], float] = {}
     for row, (system, setting) in enumerate(style.rows_of(frame, look)):
@@ -57,12 +60,21 @@ def label_rows(panel, rows: dict[tuple[str, str], float], first: bool) -> None: 
     panel.grid(axis="y", visible=False)
 
 
+def _draw_seeds(panel, here: pd.DataFrame, rows: dict[tuple[str, str], float]) -> None:  # noqa: ANN001
+    """Draw every seed as a dot; equal scores lie beside each other, not on top of each other."""
+    seeds = here[["system", "setting", "each"]].explode("each").astype({"each": float})
+    seeds["row"] = [rows[pair] for pair in zip(seeds["system"], seeds["setting"], strict=True)]
+    sns.swarmplot(
+        seeds, x="each", y="row", orient="y", native_scale=True, size=2, color=style.GREY, ax=panel
+    )
+    panel.set_ylabel("")
+
+
 def _draw_row(panel, row, position: float, look: style.Look) -> None:  # noqa: ANN001
     colour = look.colour(row.system, row.setting)
     filled = look.setting(row.setting).filled
     if np.isfinite(row.low):
         panel.plot([row.low, row.high], [position, position], color=colour, lw=2.2, alpha=0.7)
-    panel.plot(list(row.each), [position] * len(row.each), ".", color=style.GREY, ms=3)
     panel.plot(
         row.value,
         position,

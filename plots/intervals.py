@@ -17,8 +17,8 @@ def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> 
       aggregates: rows of `analysis.summary.aggregate_frame`: system, setting, metric, value, low, high
         (NaN without an interval), runs, environments, note.
       look: colours.
-      source: where the data come from, in a few words.
-      what: is aggregated, such as `human-normalized score`.
+      source: short description of the data's origin.
+      what: name of the score, such as `human-normalized score`.
     """
     with mpl.rc_context(style.RC):
         rows = style.rows_of(aggregates, look)

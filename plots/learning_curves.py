@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from plots import style
 
-MARKS = 4  # on a curve
-# Of the markers of a system against the one before: the golden ratio spreads any number of them.
+MARKS = 4  # number of markers on a curve
+# Shift of the markers from one system to the next: the golden ratio spreads any number of systems.
 SHIFT = (5**0.5 - 1) / 2
 AXES = {"step": "agent steps", "time": "wall time (s)"}
 
@@ -24,7 +24,7 @@ def draw(
         runs.
       axis: `step` or `time`: what `x` is.
       look: colours and line styles.
-      source: where the data come from, in a few words.
+      source: short description of the data's origin.
       what: name of the value.
     """
     with mpl.rc_context(style.RC):
@@ -73,9 +73,9 @@ def draw_curve(
 
 
 def _marks(value: np.ndarray, index: int) -> list[int]:
-    """Return the points of a curve that have a marker: some of those drawn, others for each system.
+    """Return the points of a curve that have a marker, which differ between systems.
 
-    Curves that lie on each other are told apart by their markers, so these must not.
+    Coinciding curves are distinguished by their markers, so the markers must not coincide.
     """
     drawn = np.flatnonzero(np.isfinite(value))
     first = (index * SHIFT) % 1

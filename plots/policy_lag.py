@@ -1,4 +1,4 @@
-"""Policy lag: how many versions old the policy was whose data the learner used."""
+"""Policy lag: the age, in versions, of the policy that collected the learner's data."""
 
 import matplotlib as mpl
 import numpy as np
@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from plots import style
 
-HEIGHT = 0.78  # of a bar that holds all rollouts, in rows
+HEIGHT = 0.78  # height of a bar with all rollouts, relative to a row
 BINS = 20
-RARE = 0.02  # share of a row's rollouts, at either end, that does not widen the axis
+RARE = 0.02  # share of a row's rollouts at each end that does not extend the axis
 
 
 def draw(
@@ -21,7 +21,7 @@ def draw(
       shares: system, setting, env_id, value (policy lag, or another count of versions), share (of the
         rollouts), runs.
       look: colours and line styles.
-      source: where the data come from, in a few words.
+      source: short description of the data's origin.
       what: name of the value.
     """
     with mpl.rc_context(style.RC):
@@ -68,7 +68,7 @@ def _edges(shares: pd.DataFrame) -> np.ndarray:
 
 def _draw_row(panel, shares: pd.DataFrame, edges: np.ndarray, row: int, look: style.Look) -> None:  # noqa: ANN001
     values, weights = shares["value"].to_numpy(float), shares["share"].to_numpy(float)
-    # what is rare and far off is in the outermost bar
+    # the outermost bar includes rare values beyond the axis
     heights, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges, weights=weights)
     baseline = row + 1.0
     system, setting = shares["system"].iloc[0], shares["setting"].iloc[0]

@@ -14,8 +14,8 @@ def draw(profiles: pd.DataFrame, look: style.Look, source: str, what: str) -> Fi
     Args:
       profiles: rows of `analysis.summary.profiles`: system, setting, tau, value, low, high, runs.
       look: colours and line styles.
-      source: where the data come from, in a few words.
-      what: tau is, such as `human-normalized score`.
+      source: short description of the data's origin.
+      what: name of tau, such as `human-normalized score`.
     """
     with mpl.rc_context(style.RC):
         figure, (panel,) = style.panels(1, height=3.0)

@@ -1,4 +1,4 @@
-"""Run times: what a run takes, on average over environments and seeds."""
+"""Run times: means over environments and seeds."""
 
 import matplotlib as mpl
 import pandas as pd
@@ -13,7 +13,7 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
     Args:
       times: rows of `analysis.summary.run_times`: system, setting, seconds, runs, times_the_fastest.
       look: colours.
-      source: where the data come from, in a few words.
+      source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         rows = style.rows_of(times, look)

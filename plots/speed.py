@@ -13,9 +13,9 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
     """Draw one panel per environment, one bar per system and setting.
 
     Args:
-      speeds: system, setting, env_id, sps (mean), runs, and each: of the single runs.
+      speeds: system, setting, env_id, sps (mean), runs, and each (the speeds of the single runs).
       look: colours and line styles.
-      source: where the data come from, in a few words.
+      source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(speeds["env_id"].unique())

@@ -1,4 +1,4 @@
-"""Speed against something that changes it: devices, environments, the time of a step."""
+"""Speed against a quantity that affects it: devices, environments, step time."""
 
 import matplotlib as mpl
 import numpy as np
@@ -24,14 +24,13 @@ def draw(
     """Draw one panel per environment, one line per system; the axes of x and of speeds are logarithmic.
 
     Args:
-      speeds: rows of `reports.summaries.speed_by`: system, env_id, x (more than 0), sps (mean), runs, each
-        (of the single runs), note (to be written beside the point) and, where it is to be drawn, ideal
-        (steps per second).
+      speeds: rows of `analysis.speed.speed_by`: system, env_id, x (> 0), sps (mean), runs, each (the
+        speeds of the single runs), and optionally `ideal` (steps per second) or `speedup` (over a baseline).
       look: colours and markers.
-      source: where the data come from, in a few words.
-      what: the x axis.
-      ideal: what the line of `ideal` is called.
-      y: what is drawn in place of steps per second, such as ratios of them: from 0 on.
+      source: short description of the data's origin.
+      what: label of the x axis.
+      ideal: label of the line of `ideal`; '' for no such line.
+      y: label of the y axis; it is logarithmic for steps per second, and linear from 0 otherwise.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(speeds["env_id"].unique())
@@ -47,7 +46,7 @@ def draw(
                 for row in one.itertuples():
                     panel.plot([row.x] * len(row.each), row.each, ".", color="#222222", ms=3)
                     panel.annotate(
-                        row.note, (row.x, row.sps), (0, -8), textcoords="offset points",
+                        _note(row, bool(ideal)), (row.x, row.sps), (0, -8), textcoords="offset points",
                         ha="center", va="top", fontsize=7,
                     )  # fmt: skip
             _label_axes(panel, np.sort(here["x"].unique()))
@@ -68,6 +67,14 @@ def draw(
         style.legend(figure, handles, [*systems, *([ideal] if ideal else [])])
         style.source_line(figure, style.sentence(style.seeds_text(speeds["runs"]), source))
     return figure
+
+
+def _note(row: object, ideal: bool) -> str:
+    """Return the text beside a point: its speedup, or its speed and the share of the ideal one."""
+    if np.isfinite(getattr(row, "speedup", np.nan)):
+        return f"{row.speedup:.2f}×"
+    speed = style.short_number(row.sps)
+    return f"{speed}\n{row.sps / row.ideal:.0%}" if ideal else speed
 
 
 def _label_axes(panel: mpl.axes.Axes, values: np.ndarray) -> None:

@@ -1,11 +1,11 @@
-"""What all figures share: colours, line styles, sizes, captions, and how they are saved.
+"""Style of all figures: colours, line styles, sizes, captions, file formats.
 
-A system is a colour (and a marker, for print without colour), a hardware setting a line style. Where
-there is one system only, its settings are colours too.
-Curves of two settings that agree lie on each other, so the first setting is drawn wide and pale and
-the next ones thin and dark on top of it: both stay visible.
+Each system has a colour (and a marker, for print without colour), each hardware setting a line style. If
+there is only one system, its settings also have colours. Curves of settings that agree coincide, so the
+first setting is drawn wide and pale and the others thin and dark on top of it: both remain visible.
 """
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +18,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-# Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
+from cleanba.record import replace_file
+
+# Okabe and Ito's colour-blind-safe palette, without yellow.
 PALETTE = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#000000")
-# One more than colours: the eighth system has the first one's colour, and another marker.
+# One more than colours: the eighth system has the first colour, but its own marker.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY = "#777777"
 
@@ -30,7 +32,7 @@ DPI = 200
 
 RC = {
     "font.size": 8,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+    "font.family": "DejaVu Sans",  # part of matplotlib: the same font on every machine
     "axes.titlesize": 9,
     "axes.labelsize": 8,
     "legend.fontsize": 8,
@@ -43,13 +45,13 @@ RC = {
     "legend.frameon": False,
     "hatch.linewidth": 0.6,
     "svg.fonttype": "path",
-    "svg.hashsalt": "cleanba",  # the same figure is the same file
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "svg.hashsalt": "cleanba",  # the same figure gives the same bytes
+    "text.parse_math": False,  # show dollar signs in names literally
 }
 
 
 class SettingStyle(NamedTuple):
-    """How a hardware setting looks."""
+    """The line style of a hardware setting."""
 
     linestyle: str | tuple
     linewidth: float
@@ -67,17 +69,17 @@ SETTING_STYLES = (
 )
 
 
-ONLY_SETTING = SettingStyle("-", 1.8, 1.0, True, "")  # nothing to be drawn beneath
+ONLY_SETTING = SettingStyle("-", 1.8, 1.0, True, "")  # a single setting needs no wide pale line
 
 
 class Look(NamedTuple):
-    """Which colour means which system, and which line which setting, on every figure of a page."""
+    """Assignment of colours to systems and of line styles to settings, for all figures of a page."""
 
     systems: tuple[str, ...]
     settings: tuple[str, ...]
 
     def colour(self, system: str, setting: str) -> str:
-        """Return the colour of a system, or of a setting where there is one system only."""
+        """Return the colour of a system, or of a setting if there is only one system."""
         index = self.systems.index(system)
         if len(self.systems) == 1:
             index = self.settings.index(setting)
@@ -114,14 +116,14 @@ def rows_of(frame: pd.DataFrame, look: Look) -> list[tuple[str, str]]:
 
 
 def setting_order(name: str) -> tuple:
-    """Return what settings are sorted by: shorter names, of fewer devices, first."""
+    """Return the sort key of settings: shorter names, which have fewer devices, come first."""
     return (len(name), name)
 
 
 def panels(
     count: int, height: float, header: float = 0.45, per_row: int = PANELS_PER_ROW
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with so many panels.
+    """Make a figure with a number of panels.
 
     Args:
       count: number of panels.
@@ -141,7 +143,7 @@ def panels(
 def systems_and_settings_legend(
     figure: Figure, look: Look, drawn: pd.DataFrame, lines: bool = True
 ) -> None:
-    """Put a legend above the panels, of what is drawn in them: systems by colour, settings by style."""
+    """Put a legend of the drawn systems (colours) and settings (line styles) above the panels."""
     one_system = len(look.systems) == 1
     systems = [system for system in look.systems if system in set(drawn["system"])]
     settings = [setting for setting in look.settings if setting in set(drawn["setting"])]
@@ -191,7 +193,7 @@ def source_line(figure: Figure, text: str) -> None:
 
 
 def seeds_text(counts: Iterable[int]) -> str:
-    """Say how many seeds a figure shows: `3 seeds`, or `1 to 3 seeds`; '' where that is not known."""
+    """Format the number of seeds in a figure: `3 seeds`, or `1 to 3 seeds`; '' if unknown."""
     values = sorted(set(int(count) for count in counts if pd.notna(count)))
     if not values:
         return ""
@@ -201,7 +203,7 @@ def seeds_text(counts: Iterable[int]) -> str:
 
 
 def counts_text(counts: Iterable[float], what: str = "runs") -> str:
-    """Say of how many runs an aggregate is: `6 runs`, `3 to 6 runs`; '' where that is not known."""
+    """Format the number of runs of an aggregate: `6 runs`, `3 to 6 runs`; '' if unknown."""
     values = sorted(set(int(count) for count in counts if pd.notna(count)))
     if not values:
         return ""
@@ -211,17 +213,17 @@ def counts_text(counts: Iterable[float], what: str = "runs") -> str:
 
 
 def sentence(*parts: str) -> str:
-    """Join what a figure says below its panels, without what is empty."""
+    """Join the parts of a caption that are not empty."""
     return " · ".join(part for part in parts if part)
 
 
 def bands_text(drawn: pd.DataFrame, what: str) -> str:
-    """Say what the bands of a figure are; '' where it has none."""
+    """Describe the bands of a figure; '' if it has none."""
     return f"bands: {what}" if drawn["low"].notna().any() else ""
 
 
 def row_label(system: str, setting: str, look: Look) -> str:
-    """Name a row of a figure: by the system alone, where there is one setting."""
+    """Return the label of a row: the system alone if there is only one setting."""
     return system if len(look.settings) == 1 else f"{system}, {setting}"
 
 
@@ -231,7 +233,7 @@ def thousands(axis: Axes) -> None:
 
 
 def short_number(value: float) -> str:
-    """Write a number of steps or steps per second in few letters: 950, 1.2k, 50k, 1.5M."""
+    """Format a number of steps or steps per second briefly: 950, 1.2k, 50k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
@@ -239,8 +241,8 @@ def short_number(value: float) -> str:
 
 
 def lay_out(figure: Figure) -> None:
-    """Give all parts of a figure their places: once, since it takes as long as drawing them."""
-    ConstrainedLayoutEngine(w_pad=0.09).execute(figure)  # so that the last tick of a panel has room
+    """Compute the layout of a figure once, because it takes as long as drawing it."""
+    ConstrainedLayoutEngine(w_pad=0.09).execute(figure)  # room for the last tick label of a panel
 
 
 def save(figure: Figure, folder: Path, name: str) -> Saved:
@@ -249,6 +251,8 @@ def save(figure: Figure, folder: Path, name: str) -> Saved:
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     with mpl.rc_context(RC):
         lay_out(figure)
-        figure.savefig(png, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+        for path, metadata in ((png, {"Software": None}), (svg, {"Date": None, "Creator": None})):
+            content = io.BytesIO()
+            figure.savefig(content, format=path.suffix[1:], metadata=metadata)
+            replace_file(path, content.getvalue())
     return Saved(name, png, svg)

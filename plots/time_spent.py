@@ -1,4 +1,4 @@
-"""Where the time went: what actors and learner did, and which of the two waited."""
+"""Time spent: the activities of actors and learner, and their waiting times."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
       times: system, setting, env_id, runs, and the columns of `ACTORS` and `LEARNER`, as shares of
         the wall time.
       look: systems and settings, in their order.
-      source: where the data come from, in a few words.
+      source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(times["env_id"].unique())

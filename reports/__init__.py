@@ -1,1 +1,1 @@
-"""Pages: what was asked, what came out, how far it can be trusted, and how to make it again."""
+"""Pages of studies: question, findings, limits of the data, and how to reproduce them."""

@@ -1,25 +1,27 @@
 """Draws the figures of the Cleanba paper and of HTS-RL's: `python -m reports.paper fig3`.
 
-From the records of the study that asks the figure's question, or from data that the paper's authors and
-moolib's have published (`--published FOLDER`), as far as those have what a figure needs.
+The data are the records of the figure's study, or data published by the authors of the paper and of
+moolib (`--published FOLDER`), which suffice for some figures or parts of them.
 """
 
-import argparse
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import tyro
 from matplotlib.figure import Figure
 
-from analysis import importers, queueing, summary
+from analysis import importers, lag_tables, queueing, selection, speed, study_tables, summary
 from analysis.output import bad_input
 from analysis.scores import final_scores
 from analysis.tables import InputError, Tables, tables
+from cleanba.run.command_line import BadInput, parse
 from experiments import state
 from experiments.study import StudyError, find_study, load_study
 from plots import (
@@ -34,21 +36,20 @@ from plots import (
     style,
 )
 from plots import final_scores as score_dots
-from reports import summaries
 
-LARGEST_TAU = 8.0  # the papers' figures end there
+LARGEST_TAU = 8.0  # end of the axis in the papers' figures
 NUM_TAUS = 161
 
 
 class PaperFigure(NamedTuple):
-    """A figure of the paper.
+    """A figure of a paper.
 
     Attributes:
       title: what it shows.
-      study: whose records it is drawn from; '' of a simulation.
-      parts: what it consists of, by name in `PARTS`: an image each.
-      published: files or folders below a folder of published data that hold it, if there are any.
-      published_source: what to call those.
+      study: the study whose records it is drawn from; '' for a simulation.
+      parts: its images, by name in `PARTS`.
+      published: files or folders of published data that it can be drawn from.
+      published_source: name of these data.
     """
 
     title: str
@@ -127,16 +128,16 @@ class Source(NamedTuple):
     tables: Tables
     words: str
     look: style.Look
-    score: str  # what a normalised score is called
+    score: str  # name of a normalised score
 
 
 def _comparable(source: Source) -> Source:
-    """Leave out what scores over environments would not be of the same environments with."""
-    found = summaries.comparable(source.tables)
+    """Exclude environments or systems so that all systems have scores on the same environments."""
+    found = selection.comparable(source.tables)
     left_out = found.environments or found.systems
     if not left_out:
         return source
-    rest = summaries.without(source.tables, found.environments, found.systems)
+    rest = selection.without(source.tables, found.environments, found.systems)
     return source._replace(tables=rest, words=f"{source.words} · without {'; '.join(left_out)}")
 
 
@@ -145,28 +146,28 @@ def _over_environments(
 ) -> Callable[[Source], Figure | None]:
     def of_the_same(source: Source) -> Figure | None:
         source = _comparable(source)
-        if source.tables.runs["status"].eq("published").all():  # of how many, its words say
+        if source.tables.runs["status"].eq("published").all():  # its words give their number
             return draw(source)
-        seeds = style.seeds_text(source.tables.runs.groupby(summaries.GROUP, observed=True).size())
+        seeds = style.seeds_text(source.tables.runs.groupby(selection.GROUP, observed=True).size())
         return draw(source._replace(words=f"{seeds} · {source.words}"))
 
     return of_the_same
 
 
 def _aggregate_curves(source: Source, metric: str) -> Figure | None:
-    curves = summaries.efficiency(source.tables, (metric,))
+    curves = study_tables.efficiency(source.tables, (metric,))
     return efficiency.draw(curves, source.look, source.words, source.score) if curves else None
 
 
 def _aggregates(source: Source) -> Figure | None:
-    frame = summaries.aggregate_table(source.tables)
+    frame = study_tables.aggregate_table(source.tables)
     return intervals.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
 
 def _profiles(source: Source) -> Figure | None:
     scores = final_scores(source.tables)
     highest = np.nan_to_num(scores["normalized"].max(), nan=0.0)
-    # human-normalized scores go far beyond 1; where none does, most of the figure would be empty
+    # extend the axis beyond 1 only if scores do, or most of the figure would be empty
     largest = min(max(1.1 * highest, 1.1), LARGEST_TAU)
     frame = summary.profiles(scores, np.linspace(0.0, largest, NUM_TAUS))
     return profiles.draw(frame, source.look, source.words, source.score) if len(frame) else None
@@ -177,34 +178,34 @@ def _run_times(source: Source) -> Figure | None:
     if not len(frame):
         return None
     if source.tables.runs["status"].eq("published").all():
-        frame["runs"] = np.nan  # a published mean does not say of how many
+        frame["runs"] = np.nan  # the number of runs of a published mean is unknown
     return run_times.draw(frame, source.look, source.words)
 
 
 def _returns(axis: str) -> Callable[[Source], Figure | None]:
     def draw(source: Source) -> Figure | None:
-        frame = summaries.learning_curves(source.tables, axis)
+        frame = study_tables.learning_curves(source.tables, axis)
         return learning_curves.draw(frame, axis, source.look, source.words) if len(frame) else None
 
     return draw
 
 
 def _value_losses(source: Source) -> Figure | None:
-    frame = summaries.value_losses(source.tables)
+    frame = study_tables.value_losses(source.tables)
     if not len(frame):
         return None
     return learning_curves.draw(frame, "step", source.look, source.words, "value loss")
 
 
 def _changes(source: Source) -> Figure | None:
-    frame = summaries.lag_table(source.tables, "changes")
+    frame = lag_tables.lag_table(source.tables, "changes")
     if not len(frame):
         return None
     return policy_lag.draw(frame, source.look, source.words, "policy changes in a rollout")
 
 
 def _scaling(source: Source) -> Figure | None:
-    frame = summaries.speed_by_devices(source.tables)
+    frame = speed.speed_by_devices(source.tables)
     if not len(frame):
         return None
     return speed_curves.draw(
@@ -214,16 +215,16 @@ def _scaling(source: Source) -> Figure | None:
 
 def _speed_by(name: str, what: str) -> Callable[[Source], Figure | None]:
     def draw(source: Source) -> Figure | None:
-        frame = summaries.speed_by_option(source.tables, name)
+        frame = speed.speed_by_option(source.tables, name)
         return speed_curves.draw(frame, source.look, source.words, what) if len(frame) else None
 
     return draw
 
 
 def _speedup_by_variance(source: Source) -> Figure | None:
-    speeds = summaries.speed_by_option(source.tables, "step_delay_seconds")
-    frame = summaries.speedups(speeds)
-    frame["x"] = (1000 * frame["x"]) ** 2  # of an exponential distribution
+    speeds = speed.speed_by_option(source.tables, "step_delay_seconds")
+    frame = speed.speedups(speeds)
+    frame["x"] = (1000 * frame["x"]) ** 2  # variance of an exponential distribution
     if not len(frame):
         return None
     what, y = "variance of a step's time (ms²)", "times as fast as the synchronous system"
@@ -239,7 +240,7 @@ def _scores(source: Source) -> Figure | None:
         frame["each"] = [()] * len(frame)
         words = f"mean ± standard deviation · {words}"
     else:
-        frame = summaries.score_table(source.tables)
+        frame = study_tables.score_table(source.tables)
     return score_dots.draw(frame, source.look, words) if len(frame) else None
 
 
@@ -311,17 +312,17 @@ def read_runs(name: str, runs: Path, preset: str) -> Source:
     if not folder.is_dir():
         command = f"make study STUDY={name} PRESET={preset}"
         raise InputError(f"{folder}: no such folder; {command} makes it")
-    # a completed run of another command is not the study's
+    # runs that another command completed do not count
     done = [
         folder / run.name
         for run in study.runs
         if state.inspect(run, runs).state is state.State.COMPLETED
     ]
     if not done:
-        raise InputError(f"{folder}: no run of the study is completed there")
+        raise InputError(f"{folder}: no completed run of the study")
     found = importers.read(done, "records")
     words = f"{len(found.runs)} of {len(study.runs)} runs of study {study.name}"
-    return Source(found, words, _look(found), summaries.score_name(found))
+    return Source(found, words, _look(found), selection.score_name(found))
 
 
 SIMULATION = Source(
@@ -334,15 +335,15 @@ SIMULATION = Source(
 
 
 def read_published(name: str, figure: PaperFigure, folder: Path) -> Source:
-    """Read what has been published of a figure.
+    """Read published data of a figure.
 
     Raises:
-      InputError: if nothing has been, or it is not there.
+      InputError: if there are no published data, or they are not in the folder.
     """
     if not figure.published:
-        raise InputError(f"{name}: nothing is published that it could be drawn from")
+        raise InputError(f"{name}: there are no published data to draw it from")
     found = importers.read([folder / path for path in figure.published])
-    name = summaries.score_name(found)
+    name = selection.score_name(found)
     return Source(found, figure.published_source, _look(found), name)
 
 
@@ -363,7 +364,7 @@ def draw(name: str, source: Source, out: Path, suffix: str) -> tuple[list[Path],
       suffix: of their names.
 
     Returns:
-      The PNG files, each with an SVG beside it, and the parts that the data have nothing for.
+      The PNG files, each with an SVG beside it, and the parts that these data do not cover.
     """
     files, missing = [], []
     for part in FIGURES[name].parts:
@@ -375,12 +376,30 @@ def draw(name: str, source: Source, out: Path, suffix: str) -> tuple[list[Path],
     return files, missing
 
 
+@dataclass(frozen=True)
+class Args:
+    """Command line."""
+
+    name: tyro.conf.Positional[Literal[tuple(FIGURES)]]
+    """Figure to draw."""
+    source: Literal["runs", "published"] = "runs"
+    """Source of the data."""
+    published: str | None = None
+    """Folder with published data."""
+    runs: str = "runs"
+    """Folder of all records."""
+    preset: str = "cpu"
+    """Size of the study."""
+    out: str = "site/paper"
+    """Folder for the images."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 for bad input."""
-    options = _parser().parse_args(argv)
-    figure = FIGURES[options.name]
-    suffix = "" if options.preset == "cpu" else f"_{options.preset}"
     try:
+        options = parse(Args, sys.argv[1:] if argv is None else argv, "Draw a figure of a paper.")
+        figure = FIGURES[options.name]
+        suffix = "" if options.preset == "cpu" else f"_{options.preset}"
         if options.source == "published":
             if options.published is None:
                 raise InputError("--source published needs --published FOLDER")
@@ -391,7 +410,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             source = read_runs(figure.study, Path(options.runs), options.preset)
         files, missing = draw(options.name, source, Path(options.out), suffix)
-    except (InputError, StudyError, OSError) as error:
+    except (BadInput, InputError, StudyError, OSError) as error:
         return bad_input(error)
     for file in files:
         print(file)
@@ -400,21 +419,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m reports.paper",
-        description="Draw a figure of the Cleanba paper, or of HTS-RL's.",
-    )
-    parser.add_argument("name", choices=FIGURES, metavar="|".join(FIGURES))
-    parser.add_argument("--source", choices=("runs", "published"), default="runs")
-    parser.add_argument("--published", help="folder with published data")
-    parser.add_argument("--runs", default="runs", help="folder of all records (default: runs)")
-    parser.add_argument("--preset", default="cpu", help="size of the study (default: cpu)")
-    parser.add_argument("--out", default="reports/paper", help="folder for the images")
-    return parser
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # where a reader leaves (`| head`), end quietly
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
     mpl.use("agg")
     sys.exit(main())

@@ -1,58 +1,62 @@
 """Tables of the Cleanba paper, its README, and HTS-RL's paper: `python -m reports.paper_tables table1`.
 
-From records of runs; the README's run times also without (`--source published`).
+Tables are made from run records; the README's run times also without records (`--source published`).
 
-Table 1: which policy made which data, and which data made which policy, in the first iterations of both
-architectures: not as they are meant to be, but as the actors and learners of real runs logged it.
+Table 1: which policy produced which data, and which data trained which policy, in the first iterations of
+both architectures, according to the records.
 
-Run times: how long one run takes on the README's 14 hardware settings, beside what it says.
+Run times: the duration of a run on the README's 14 hardware settings, beside the README's values.
 
-HTS-RL's table 3 is left out: its agents, up to three in one game, are more than EnvPool's football has.
+HTS-RL's table 3 is left out: it needs up to three agents in one game, which EnvPool's football does not have.
 """
 
-import argparse
 import hashlib
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
+import tyro
 
-from analysis import scaling
+from analysis import scaling, verdicts
 from analysis.output import bad_input
 from analysis.scores import hts_metrics
 from analysis.tables import InputError, Tables
+from cleanba.record import replace_file
+from cleanba.run.command_line import BadInput, parse
 from experiments.study import StudyError
 from plots import style
-from reports import content, paper
+from reports import paper
+from reports.page import number
 
 ITERATIONS = 5
-ONE_DEVICE = scaling.README_RUN_TIMES[1]  # which the other layouts are compared with
+ONE_DEVICE = scaling.README_RUN_TIMES[1]  # baseline of the other layouts
 ARCHITECTURES = {True: "Synchronous architecture", False: "Cleanba's architecture"}
 
 
 def composition(rollouts: pd.DataFrame, iterations: int) -> list[tuple[int, int]]:
-    """Return what the first rollouts of a run were made by, and what the learner was when it used them.
+    """Return the policy versions of the first rollouts of a run, and the learner's when it used them.
 
     Args:
-      rollouts: of one run.
-      iterations: how many.
+      rollouts: rollouts of one run.
+      iterations: number of rollouts.
 
     Returns:
-      For each rollout, the version that acted in it and the learner's.
+      For each rollout, the version that collected it and the learner's version.
 
     Raises:
-      InputError: if several versions made one of them: then the run is of neither architecture.
+      InputError: if several versions collected one of them, as in neither architecture.
     """
     found = []
-    for number in range(1, iterations + 1):
-        one = rollouts[rollouts["rollout"] == number]
+    for iteration in range(1, iterations + 1):
+        one = rollouts[rollouts["rollout"] == iteration]
         versions = one[["version_first", "version_last", "learner_version"]].drop_duplicates()
         first, last, learner = versions.to_numpy(int)[0]
         if len(versions) > 1 or first != last:
-            raise InputError(f"rollout {number} was made by several policies")
+            raise InputError(f"rollout {iteration} was collected by several policies")
         found.append((int(first), int(learner)))
     return found
 
@@ -61,8 +65,8 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
     """Return the table, as lines of Markdown.
 
     Args:
-      tables: completed runs, of which those of the Cleanba trainers count.
-      iterations: rows of it.
+      tables: completed runs; only those of the Cleanba trainers count.
+      iterations: number of rows.
 
     Raises:
       InputError: if runs of one architecture differ.
@@ -81,7 +85,7 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
         first, *others = found
         different = [run for run in others if found[run] != found[first]]
         if different:
-            raise InputError(f"{different[0]} and {first} differ in what made their data")
+            raise InputError(f"{different[0]} and {first} differ in the policies of their rollouts")
         columns[title] = (found[first], len(found))
     titles = [f"{title} ({count} runs)" for title, (_, count) in columns.items()]
     lines = [
@@ -92,8 +96,8 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
         cells = [str(iteration)]
         for rows, _ in columns.values():
             made_by, _ = rows[iteration - 1]
-            # the learner's work of an iteration is the one that makes its policy: version i makes i + 1
-            delay = rows[1][0] == 1  # the second rollout was made by the first policy too
+            # in iteration i the learner computes version i + 1
+            delay = rows[1][0] == 1  # the first policy also collected the second rollout
             used = iteration - 1 - delay
             cells.append(f"π{made_by} → D(π{made_by})")
             if used < 0:
@@ -106,13 +110,13 @@ def table1(tables: Tables, iterations: int = ITERATIONS) -> list[str]:
 
 
 def runtimes(tables: Tables) -> list[str]:
-    """Return how long a run takes on each layout, beside the README's times, as lines of Markdown.
+    """Return the run times of each layout, beside those of the README, as lines of Markdown.
 
     Args:
-      tables: completed runs of the Cleanba trainers, whose settings are called after their layouts.
+      tables: completed runs of the Cleanba trainers, whose settings are named after their layouts.
 
     Raises:
-      InputError: if no run is of a layout of the README.
+      InputError: if no run has a layout of the README.
     """
     done = tables.runs[tables.runs["completed"].astype(bool)]
     minutes = (done.groupby("setting", observed=True)["seconds"].mean() / 60).to_dict()
@@ -120,7 +124,7 @@ def runtimes(tables: Tables) -> list[str]:
     published = {row.layout for row in scaling.README_RUN_TIMES if row.layout}
     own = {setting: minutes[setting] for setting in minutes if setting in published}
     if not own:
-        raise InputError("no completed run is of a layout of the README")
+        raise InputError("no completed run has a layout of the README")
     lines = [
         "| layout | README | minutes | of one device's | here: minutes | of one device's | fingerprint |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
@@ -164,10 +168,10 @@ def _number(value: float, form: str) -> str:
 def _last_fingerprints(tables: Tables) -> dict[str, str]:
     """Return, for each setting, the first digits of a hash of the last fingerprints of its runs.
 
-    Of the systems, environments and seeds that all settings with fingerprints have, so that settings
-    that give the same bits have the same digits; none where there is no such run.
+    The hash covers the systems, environments and seeds that all settings with fingerprints have, so
+    settings that give the same bits have the same digits. Settings without such runs have none.
     """
-    found = content.last_fingerprints(tables)
+    found = verdicts.last_fingerprints(tables)
     prints: dict[str, dict[tuple, str]] = {}
     for row in tables.runs.itertuples():
         if row.run in found:
@@ -182,7 +186,7 @@ def _last_fingerprints(tables: Tables) -> dict[str, str]:
 
 
 def hts_table1(tables: Tables) -> list[str]:
-    """Return HTS-RL's table 1: the score of each system when the fastest of them has ended.
+    """Return HTS-RL's table 1: the score of each system at the time when the fastest system ended.
 
     The "final time metric": mean return of the last 100 training episodes before the time at which the first
     run on the same game ended; mean and standard deviation over seeds.
@@ -193,14 +197,14 @@ def hts_table1(tables: Tables) -> list[str]:
     )
 
 
-FOOTBALL_TARGETS = (0.4, 0.8)  # scoring rates, of table 2
+FOOTBALL_TARGETS = (0.4, 0.8)  # scoring rates in table 2
 
 
 def hts_table2(tables: Tables) -> list[str]:
     """Return HTS-RL's table 2: minutes until the scoring rate is 0.4 and 0.8.
 
     The "required time metric": until the mean return of the last 100 training episodes is that high; mean
-    over seeds, and a dash where not every seed got there.
+    over seeds, or a dash if not every seed reached it.
     """
     metrics = hts_metrics(tables, FOOTBALL_TARGETS)
     names = [f"required_time_{target:g}" for target in FOOTBALL_TARGETS]
@@ -248,7 +252,7 @@ def speeds_and_scores(tables: Tables) -> list[str]:
         scores = metrics.loc[metrics.index.isin(runs["run"]), "final_metric"]
         cells = [
             setting,
-            content.number(runs["sps"].mean(), 0),
+            number(runs["sps"].mean(), 0),
             _mean_and_deviation(scores),
             str(len(runs)),
             prints.get(setting, ""),
@@ -262,9 +266,9 @@ class Table(NamedTuple):
 
     Attributes:
       title: of its page.
-      study: whose records it is made from.
-      lines: makes it.
-      published: makes it of what has been published, where that is enough.
+      study: the study whose records it is made from.
+      lines: makes it from records.
+      published: makes it from published data, if they suffice.
     """
 
     title: str
@@ -293,29 +297,39 @@ TABLES = {
 }
 
 
+@dataclass(frozen=True)
+class Args:
+    """Command line."""
+
+    name: tyro.conf.Positional[Literal[tuple(TABLES)]]
+    """Table to make."""
+    source: Literal["runs", "published"] = "runs"
+    """Source of the data."""
+    runs: str = "runs"
+    """Folder of all records."""
+    preset: str = "cpu"
+    """Size of the study."""
+    out: str = "site/paper"
+    """Folder for the table."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m reports.paper_tables", description=__doc__)
-    parser.add_argument("name", choices=TABLES, metavar="|".join(TABLES))
-    parser.add_argument("--source", choices=("runs", "published"), default="runs")
-    parser.add_argument("--runs", default="runs", help="folder of all records (default: runs)")
-    parser.add_argument("--preset", default="cpu", help="size of the study (default: cpu)")
-    parser.add_argument("--out", default="reports/paper", help="folder for the table")
-    options = parser.parse_args(argv)
-    table = TABLES[options.name]
-    suffix = "" if options.preset == "cpu" else f"_{options.preset}"
     try:
+        options = parse(Args, sys.argv[1:] if argv is None else argv, "Make a table of a paper.")
+        table = TABLES[options.name]
+        suffix = "" if options.preset == "cpu" else f"_{options.preset}"
         if options.source == "published":
             if table.published is None:
-                raise InputError(f"{options.name}: nothing is published that it could be made from")
+                raise InputError(f"{options.name}: there are no published data to make it from")
             lines, words, suffix = table.published(), "the README of Cleanba", "_published"
         else:
             source = paper.read_runs(table.study, Path(options.runs), options.preset)
             lines, words = table.lines(source.tables), source.words
         page = Path(options.out) / f"{options.name}{suffix}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text("\n".join([f"# {table.title}", "", *lines, "", f"From {words}.", ""]))
-    except (InputError, StudyError, OSError) as error:
+        replace_file(page, "\n".join([f"# {table.title}", "", *lines, "", f"From {words}.", ""]))
+    except (BadInput, InputError, StudyError, OSError) as error:
         return bad_input(error)
     print("\n".join(lines))
     print(page)

@@ -1,38 +1,60 @@
-"""Turns the content of a report into its two pages, with everything that comes from a record escaped.
+"""Renders a page to HTML and to Markdown; everything that comes from a record is escaped.
 
-The HTML page is one file that opens anywhere: figures, style and script are inside, and its content
-security policy lets no other script run, so that even an escape that was forgotten would stay text.
+The HTML page is one file that opens offline: figures, style and script are inside, and its content
+security policy allows no other script, so that a missed escape could not run one either.
 """
 
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup, escape
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+from markupsafe import escape as html_escape
+
+from cleanba.record.schema import HIDDEN
+from reports import page as pages
+from reports.page import NOTHING, Cell, Page, Section, Table, Value
 
 TEMPLATES = Path(__file__).parent / "templates"
-GENERATOR = "made by python -m reports.build"
+GENERATOR = "made by python -m reports"
 
-_MARKDOWN = re.compile(r"([\\`*{}\[\]#|!~$]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_]))")
+_MARKUP = re.compile(r"([\\`*{}\[\]#|!~$]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_]))")
+_HIDDEN = re.compile(rf"(?![\n\t])[{HIDDEN}]")
+_MARKDOWN = MarkdownIt("commonmark", {"html": False})
 
 
-def html_page(content: Mapping[str, Any], svgs: Mapping[str, Path]) -> str:
+def visible(value: Any) -> Any:
+    """Return a text with escapes such as `\\u202e` for characters that hide or reorder others."""
+    if isinstance(value, str) and _HIDDEN.search(value):
+        return type(value)(_HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
+    return value
+
+
+def escape(text: object) -> str:
+    """Return text that Markdown shows literally, on one line."""
+    line = visible(" ".join(str(text).split()))
+    # HTML last: a backslash within an entity would break it. Quotes matter only in attributes.
+    quoted = str(html_escape(_MARKUP.sub(r"\\\1", line)))
+    return quoted.replace("&#39;", "'").replace("&#34;", '"')
+
+
+def html_page(page: Page, svgs: Mapping[str, Path]) -> str:
     """Return the HTML page.
 
     Args:
-      content: what the template asks for.
+      page: the page.
       svgs: figure name -> SVG file.
     """
     script = (TEMPLATES / "report.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = _environment().get_template("report.html.j2")
-    return template.render(
-        **content,
+    return _template("report.html.j2").render(
+        page=page,
         generator=GENERATOR,
         css=Markup((TEMPLATES / "report.css").read_text()),
         script=Markup(script),
@@ -41,55 +63,126 @@ def html_page(content: Mapping[str, Any], svgs: Mapping[str, Path]) -> str:
     )
 
 
-def markdown_page(content: Mapping[str, Any]) -> str:
-    """Return the Markdown page, whose figures lie in `figures/` beside it."""
-    template = _markdown_environment().get_template("report.md.j2")
-    return template.render(**content, generator=GENERATOR)
-
-
-def html_index(entries: Sequence[Any]) -> str:
-    """Return the HTML page of an index; entries as in reports/index.py."""
+def html_index(entries: Sequence[Page]) -> str:
+    """Return the HTML index of pages, each in a folder of its name."""
     css = Markup((TEMPLATES / "report.css").read_text())
-    template = _environment().get_template("index.html.j2")
-    return template.render(entries=entries, css=css, generator=GENERATOR)
+    return _template("index.html.j2").render(entries=entries, css=css, generator=GENERATOR)
 
 
-def markdown_index(entries: Sequence[Any]) -> str:
-    """Return the Markdown page of an index."""
-    template = _markdown_environment().get_template("index.md.j2")
-    return template.render(entries=entries, generator=GENERATOR)
+def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str:
+    """Return the Markdown page.
+
+    Args:
+      page: the page.
+      figures: names of the figures whose PNG files lie in the folder; others are left out.
+      folder: of the figures, relative to the page, with its slash.
+    """
+    lines = [f"<!-- {GENERATOR} -->", f"# {escape(page.title)}", ""]
+    lines += [escape(page.question), ""] if page.question else []
+    lines += [f"- {escape(sentence)}" for sentence in (*page.finding, *page.status)]
+    lines += ["", escape(page.origin)] if page.origin else []
+    for section in page.sections:
+        lines += _markdown_section(section, figures, folder)
+    lines += ["", "## Reproduce this page", ""]
+    if page.commands:
+        lines += [
+            "```sh",
+            *(" ".join(command.splitlines()) for command in page.commands),
+            "```",
+            "",
+        ]
+    lines += [f"- {escape(line)}" for line in provenance(page)]
+    return "\n".join(lines) + "\n"
 
 
-def markdown_text(value: Any) -> Any:
-    """Return text that Markdown shows as it is; what is markup already is left alone."""
-    if isinstance(value, Markup):
-        return value
-    text = " ".join(str(value).split()) if value is not None else ""
-    # HTML last: a backslash within an entity would break it. Quotes matter in attributes alone.
-    quoted = str(escape(_MARKDOWN.sub(r"\\\1", text)))
-    return Markup(quoted.replace("&#39;", "'").replace("&#34;", '"'))
+def provenance(page: Page) -> list[str]:
+    """Return the lines about source, packages, processors and dates."""
+    lines = [f"source revision {revision}" for revision in page.revisions]
+    lines += [*page.versions, *page.hardware]
+    if page.dates:
+        lines.append(f"runs from {page.dates[0]} to {page.dates[1]} (UTC)")
+    return lines
 
 
-def was_made_here(page: Path) -> bool:
-    """Whether a page may be replaced: it is not there, or an earlier build of this command."""
-    return not page.exists() or GENERATOR in page.read_text(errors="replace")[:2000]
+def _markdown_section(section: Section, figures: Collection[str], folder: str) -> list[str]:
+    blocks = [section.text] if section.text else []
+    if section.figure and section.figure.name in figures:
+        address = f"{folder}{quote(section.figure.name)}.png"
+        blocks.append(f"![{escape(section.title)}]({address})")
+        blocks.append(escape(section.figure.caption))
+    if section.table:
+        table = "\n".join(markdown_table(section.table))
+        summary = "<details><summary>The numbers</summary>"
+        blocks.append(f"{summary}\n\n{table}\n\n</details>" if section.table.folded else table)
+    if not blocks:
+        return []
+    return ["", f"## {escape(section.title)}", "", "\n\n".join(blocks)]
 
 
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
+def markdown_table(table: Table) -> list[str]:
+    """Return a table as lines of Markdown, without its column of commands."""
+    kept = [i for i, name in enumerate(table.columns) if name != table.code]
+    numeric = table.numeric()
+    return [
+        f"| {' | '.join(escape(table.columns[i]) for i in kept)} |",
+        f"| {' | '.join('---:' if numeric[i] else '---' for i in kept)} |",
+        *(f"| {' | '.join(_markdown_cell(row[i]) for i in kept)} |" for row in table.rows),
+    ]
+
+
+def _markdown_cell(value: Value) -> str:
+    text = escape(pages.shown(value)) or NOTHING
+    if isinstance(value, Cell):
+        text = f"**{text}**" if value.tone in ("good", "bad") else text
+        text = f"[{text}]({quote(value.link, safe='/%')})" if value.link else text
+    return text
+
+
+def markdown_index(entries: Sequence[Page]) -> str:
+    """Return the Markdown index of pages: one row for each, in a folder of its name."""
+    rows = []
+    for page in entries:
+        link = f"[{escape(page.name)}]({quote(page.name)}/README.md)"
+        found = "<br>".join(escape(sentence) for sentence in page.finding) or NOTHING
+        data = "<br>".join(escape(sentence) for sentence in page.status)
+        rows.append(f"| {link} | {escape(page.question or page.title)} | {found} | {data} |")
+    return "\n".join(
+        [
+            f"<!-- {GENERATOR} -->",
+            "# What the studies found",
+            "",
+            "This table is written by `make publish-results` from `*/result.json`. Every study has a page "
+            "with its tables; `make report` makes the same page for the browser.",
+            "",
+            "| study | question | finding | data |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+        ]
     )
 
 
-def _markdown_environment() -> jinja2.Environment:
-    environment = _environment()
-    environment.finalize = markdown_text
-    environment.filters["code"] = lambda text: Markup(" ".join(str(text).splitlines()))
-    environment.filters["address"] = lambda text: Markup(quote(str(text), safe="/%"))
-    return environment
+def was_made_here(page: Path) -> bool:
+    """Whether a page may be replaced: it does not exist, or this package has written it."""
+    return not page.exists() or GENERATOR in page.read_text(errors="replace")[:2000]
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=visible,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "markdown": lambda text: Markup(_MARKDOWN.render(text)),
+        "shown": pages.shown,
+        "sort_value": pages.sort_value,
+    }
+    environment.globals |= {"provenance": provenance}
+    environment.tests["cell"] = lambda value: isinstance(value, Cell)
+    return environment.get_template(name)
 
 
 def _data_address(svg: Path) -> str:

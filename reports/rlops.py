@@ -1,24 +1,27 @@
 """Draws a study with openrlbenchmark, from the same records: `python -m reports.rlops runs/quickstart`.
 
 Fills openrlbenchmark's offline database (in the folder of the installed package, where it looks for it) and
-prints the `openrlbenchmark.rlops` command that draws the study's curves. So two tools that share no code
-can be compared on one set of runs.
+prints the `openrlbenchmark.rlops` command that draws the study's curves. This compares two tools that
+share no code, on the same runs.
 """
 
-import argparse
 import contextlib
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
+
+import tyro
 
 from analysis import importers
 from analysis.output import bad_input
 from analysis.tables import InputError, Tables, split_runs
+from cleanba.run.command_line import BadInput, parse
 
 ENTITY = "cleanba"
 METRIC = "charts/episodic_return"
@@ -26,24 +29,24 @@ NAMES = {
     "cen": "exp_name",
     "ceik": "env_id",
     "metric": METRIC,
-}  # of the columns, as its filters say them
+}  # of the columns in its filters
 
 
 class User(NamedTuple):
-    """Who made a run: nobody's name is kept."""
+    """The user of a run, without a name."""
 
     username: str = ""
     name: str = ""
 
 
 class RecordedRun(NamedTuple):
-    """A run record, as openrlbenchmark sees a run of Weights & Biases.
+    """A run record in the form of a run of Weights & Biases, which openrlbenchmark reads.
 
     Attributes:
       id: of the run, in its project.
       project: name of the study.
-      config: the names that runs are chosen by.
-      history: a row for each episode.
+      config: fields that runs are selected by.
+      history: one row per episode.
     """
 
     id: str
@@ -63,7 +66,7 @@ class RecordedRun(NamedTuple):
 
     @property
     def path(self) -> list[str]:
-        """Return what names the run."""
+        """Return entity, project and id."""
         return [self.entity, self.project, self.id]
 
     def scan_history(self) -> Iterator[Mapping[str, float]]:
@@ -72,7 +75,7 @@ class RecordedRun(NamedTuple):
 
 
 def experiment(system: str, setting: str) -> str:
-    """Return what a curve is called: runs of one system on one setting."""
+    """Return the name of the curve of one system under one setting."""
     return f"{system}__{setting}"
 
 
@@ -81,7 +84,7 @@ def recorded_runs(tables: Tables, project: str) -> list[RecordedRun]:
 
     Args:
       tables: of run records.
-      project: what to call the study.
+      project: name for the study.
     """
     completed = set(tables.runs.loc[tables.runs["completed"].astype(bool), "run"].astype(str))
     found = []
@@ -101,7 +104,7 @@ def recorded_runs(tables: Tables, project: str) -> list[RecordedRun]:
 
 
 def fill(runs: Sequence[RecordedRun], dataset: Path) -> None:
-    """Write runs into the offline database, in the place of what it had of their project.
+    """Write runs into the offline database; replaces its runs of the same project.
 
     Args:
       runs: of one project.
@@ -156,16 +159,25 @@ def command(runs: Sequence[RecordedRun], out: str) -> list[str]:
     ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Args:
+    """Command line."""
+
+    study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
+    """Folder of a study's records."""
+    out: str | None = None
+    """Output files of the printed command, without their endings; by default site/<study>/rlops."""
+    dataset: str | None = None
+    """Folder of openrlbenchmark's data; by default its own."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m reports.rlops", description=__doc__)
-    parser.add_argument("study", help="folder of a study's records")
-    parser.add_argument("--out", help="output of the command (default: reports/<study>/rlops)")
-    parser.add_argument("--dataset", help="folder of openrlbenchmark's data (default: its own)")
-    options = parser.parse_args(argv)
-    folder = Path(options.study)
-    project = folder.resolve().name
     try:
+        words = sys.argv[1:] if argv is None else argv
+        options = parse(Args, words, "Draw a study's curves with openrlbenchmark.")
+        folder = Path(options.study)
+        project = folder.resolve().name
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
         runs = recorded_runs(importers.read([folder], "records"), project)
@@ -178,9 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             dataset = Path(options.dataset)
         fill(runs, dataset)
-    except (InputError, OSError) as error:
+    except (BadInput, InputError, OSError) as error:
         return bad_input(error)
-    out = options.out or f"reports/{project}/rlops"
+    out = options.out or f"site/{project}/rlops"
     print(shlex.join(command(runs, out)))
     return 0
 

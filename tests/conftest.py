@@ -4,21 +4,30 @@ import os
 import signal
 
 import pytest
+import submitit  # noqa: F401  Its import closes absl's log handler, and so the stderr that pytest captures, if absl came first.
 
 # Shells start background jobs with SIGINT ignored; tests that interrupt would wait for ever there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup it is ignored, and runs that tests start would go on after it, as they should.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # On two cores, BLAS threads of several tests that wait for each other cost more than they bring.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory):
-    """Let the trainers that a module's tests start share what XLA has compiled.
-
-    Not for tests of whether two programs give the same bits: compiling is part of that.
-    """
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Let all processes that tests start share what XLA has compiled: a run takes half the CPU time."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one folder for all workers
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
+
+
+@pytest.fixture
+def compiled_anew(monkeypatch):
+    """Without the cache: for tests of whether two runs give the same bits, to which compiling belongs."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")

@@ -32,12 +32,12 @@ def read(paths: Sequence[Path | str], source: str = "auto") -> Tables:
 
     Args:
       paths: files and folders.
-      source: one of `SOURCES`; `auto` reads whatever kind of log it finds, and all kinds that it
-        finds. Score dictionaries and the output of monobeast_study are found by `auto` only where
-        the path is the file itself.
+      source: one of `SOURCES`; `auto` reads all kinds of logs that it finds. It
+        reads score dictionaries and the output of monobeast_study only if the path is the file
+        itself.
 
     Raises:
-      InputError: if a path does not exist, or holds nothing of the kind, or it is damaged.
+      InputError: if a path does not exist, holds no such log, or is damaged.
     """
     paths = [Path(path) for path in paths]
     for path in paths:
@@ -72,7 +72,7 @@ def _read_any(path: Path) -> list[Tables]:
     if path.is_file():
         return [_READERS[_source_of_file(path)]([path])]
     parts = []
-    # openrlbenchmark has a run.json too, with its history beside it
+    # openrlbenchmark also has a run.json, beside its run_df.csv
     record_folders = [f for f in find_runs(path) if not (f / "run_df.csv").exists()]
     if record_folders:
         parts.append(records.read_records(record_folders))
@@ -82,14 +82,14 @@ def _read_any(path: Path) -> list[Tables]:
         parts.append(monobeast.read([path]))
     if openrlbenchmark.find(path):
         parts.append(openrlbenchmark.read([path]))
-    # A record has event files of its own, which say what it says.
+    # The event files in a record repeat its data, so they are not read.
     events = [f for f in tensorboard.find(path) if not set(f.parents) & set(record_folders)]
     if events:
         parts.append(tensorboard.read(sorted({file.parent for file in events})))
     if found := score_tables.find(path):
         parts.append(score_tables.read(found))
     if not parts:
-        raise InputError(f"{path}: nothing here that any importer reads")
+        raise InputError(f"{path}: no log that an importer can read")
     return parts
 
 
@@ -111,4 +111,4 @@ def _source_of_file(path: Path) -> str:
         return "scores"
     if monobeast.is_study_output(path):
         return "monobeast"
-    raise InputError(f"{path}: not a file that any importer reads")
+    raise InputError(f"{path}: no importer can read this file")

@@ -1,12 +1,14 @@
 """How CleanRL and Cleanba name their runs, their settings and their scalars."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from analysis.tables import UNKNOWN, InputError, RunKey
+from cleanba.record.layout import Layout
 
-# The first that a run has is its curve. Cleanba logs the average of the last return of every
-# environment of an actor thread; CleanRL logs every episode.
+# The curve is the first of these that a run has. Cleanba logs the mean of the last returns of all
+# environments of an actor thread; CleanRL logs every episode.
 RETURNS = ("charts/episodic_return", "charts/avg_episodic_return")
 LENGTHS = ("charts/episodic_length", "charts/avg_episodic_length")
 
@@ -15,8 +17,8 @@ def run_key(path: str, name: str, config: Mapping[str, Any]) -> RunKey:
     """Identify a run by its hyperparameters, or else by its name `<env>__<exp>__<seed>__<id>`.
 
     Args:
-      path: where the run was read.
-      name: of the run.
+      path: file or folder of the run, for error messages and the key.
+      name: name of the run.
       config: its hyperparameters; values may be text.
     """
     parts = name.split("__")
@@ -34,21 +36,24 @@ def run_key(path: str, name: str, config: Mapping[str, Any]) -> RunKey:
 
 
 def setting_name(config: Mapping[str, Any]) -> str:
-    """Name a hardware setting as Cleanba does, with the actor threads: `a0-l1,2-t2-d2`."""
+    """Return the name of a Cleanba run's layout, such as `a0-l1,2-d2-t2`; UNKNOWN if it has none."""
 
-    def ids(value: Any) -> str:
-        return str(value).strip("[]()").replace(" ", "")
+    def numbers(name: str) -> tuple[int, ...]:  # values may be text: "[0, 1]", "2", "None"
+        return tuple(map(int, re.findall(r"\d+", str(config.get(name)))))
 
-    if "actor_device_ids" not in config:
+    (processes, *_), (threads, *_) = (
+        numbers("world_size") or (1,),
+        numbers("num_actor_threads") or (1,),
+    )
+    try:
+        actors, learners = numbers("actor_device_ids"), numbers("learner_device_ids")
+        return Layout(actors, learners, processes, threads).name
+    except ValueError:
         return UNKNOWN
-    name = f"a{ids(config['actor_device_ids'])}-l{ids(config.get('learner_device_ids', '?'))}"
-    name += f"-t{config.get('num_actor_threads', 1)}"
-    world = str(config.get("world_size", 1))
-    return name if world in ("1", "None") else f"{name}-d{world}"
 
 
 def expected_steps(config: Mapping[str, Any]) -> float:
-    """Return how many agent steps the run was to take; NaN if its hyperparameters do not say."""
+    """Return the planned agent steps of the run; NaN if its hyperparameters do not give them."""
     try:
         return float(config["total_timesteps"]) - float(config.get("batch_size", 0))
     except (KeyError, TypeError, ValueError):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.importers.records import LARGEST, steady_sps
+from analysis.importers.records import steady_sps
 from analysis.importers.text import number, read_rows, read_text
 from analysis.tables import UNKNOWN, InputError, RunKey, Tables, tables
+from cleanba.record.schema import LARGEST
 
 NEEDED = ("_time", "step", "mean_episode_return")
 
@@ -40,8 +41,8 @@ def read(paths: Sequence[Path]) -> Tables:
     """Read all `logs.csv` at or below the given paths.
 
     `step` counts agent steps. A logged return is the mean over the episodes that ended in a batch,
-    NaN where none did. `meta.json` beside it, which monobeast writes when a run ends, tells
-    environment, actors and whether the run succeeded.
+    NaN where none did. `meta.json` beside it, which monobeast writes when a run ends, has
+    the environment, the number of actors and whether the run succeeded.
 
     Raises:
       InputError: if there is no log, or one is damaged; the message names file and line.
@@ -57,7 +58,7 @@ def read(paths: Sequence[Path]) -> Tables:
         if config is None:
             problems.append((key.run, "no meta.json: environment and actors unknown"))
         if not successful:
-            problems.append((key.run, "the source does not say that this run completed"))
+            problems.append((key.run, "it is unknown whether this run completed"))
         ended = np.isfinite(columns["mean_episode_return"])
         empty = len(ended) - int(ended.sum())
         if empty:
@@ -111,7 +112,9 @@ def _read_log(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
         if cells[0].startswith("#"):  # a header; a resumed run writes another
             names = [cells[0].lstrip("# ").strip(), *cells[1:]]
             if header is not None and names[: len(header)] != header:
-                raise InputError(f"{file}, line {line}: other columns than before")
+                raise InputError(
+                    f"{file}, line {line}: the columns differ from the previous header"
+                )
             header = names if header is None else header
             for name in NEEDED:
                 if name not in header:
@@ -163,8 +166,8 @@ def _read_meta(folder: Path) -> tuple[RunKey, bool, dict | None]:
 def read_study_output(paths: Sequence[Path]) -> Tables:
     """Read the rollouts that monobeast_study printed, as in appendix G of the Cleanba paper.
 
-    Each command line in the text starts a run; its flags name the setting. Lines of anything else
-    are passed over. Steps, times and the version at use are not in such a log.
+    Each command line in the text starts a run; its flags name the setting. Other lines are ignored.
+    Such a log has no steps, no times, and no version at use.
 
     Raises:
       InputError: if a file has no such line.
@@ -190,7 +193,7 @@ def read_study_output(paths: Sequence[Path]) -> Tables:
             env_id = flags.get("env", UNKNOWN)
             key = RunKey(f"{path}#{index}", "monobeast_study", setting, env_id, 0)
             if max(max(row) for row in lines) > LARGEST:
-                raise InputError(f"{path}: a policy version is too large to be true")
+                raise InputError(f"{path}: a policy version is implausibly large")
             actor, first, last = np.array(lines, dtype=np.float64).T
             steps = float(flags["unroll_length"]) if _is_number(flags.get("unroll_length")) else 1.0
             rollouts.append(

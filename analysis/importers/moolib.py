@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.importers.records import LARGEST, steady_sps
+from analysis.importers.records import steady_sps
 from analysis.importers.text import number, read_rows, read_text
 from analysis.tables import UNKNOWN, InputError, RunKey, Tables, tables
+from cleanba.record.schema import LARGEST
 
 RETURN, STEPS = "local/mean_episode_return", "local/steps_done"
 LENGTH, EPISODES = "local/mean_episode_step", "local/episodes_done"
@@ -32,12 +33,12 @@ def find(path: Path) -> list[Path]:
 def read(paths: Sequence[Path]) -> Tables:
     """Read all runs `<Game>-<seed>-<name>/peers/<peer>/logs.tsv` at or below the given paths.
 
-    A row is an average over the episodes that ended in some ten seconds; `episodes` counts them.
-    The logs hold no time, but steps learned from and their rate, SPS: a row took the steps it
-    added, divided by its SPS, and wall time is the sum of that.
+    A row averages the episodes that ended within about ten seconds; `episodes` counts them. The
+    logs have no time, but steps learned from and their rate, SPS: the duration of a row is its
+    additional steps divided by its SPS, and the wall time is the sum of the durations.
 
-    Folders of that name without a log are named in `quality`. Of several peers' logs, the longest
-    is read, and that is named too.
+    `quality` reports folders of that name without a log, and that of several peers' logs only the
+    longest is read.
 
     Raises:
       InputError: if there is no log, or one is damaged; the message names file and line.
@@ -89,7 +90,7 @@ def read(paths: Sequence[Path]) -> Tables:
                 },
             )
         )
-    unsaid = f"moolib's logs do not say whether a run completed ({len(runs)} runs)"
+    unsaid = f"moolib's logs do not record whether a run completed ({len(runs)} runs)"
     problems.append((", ".join(map(str, paths)), unsaid))
     return tables(curves, updates=updates, runs=runs, problems=problems)
 
@@ -102,7 +103,7 @@ def _key(run: Path) -> RunKey:
 
 
 def _empty_runs(paths: Sequence[Path], logs: dict[Path, list[Path]]) -> list[tuple[str, str]]:
-    """Name the folders that are called like runs, beside or above the logs, and hold none."""
+    """Return a problem for each folder that is named like a run but holds no log."""
     problems = []
     for path in paths:
         for folder in sorted(path.iterdir()) if path.is_dir() else ():
@@ -140,7 +141,7 @@ def _read_log(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
             continue
         if len(cells) != len(header):
             raise InputError(f"{file}, line {line}: {len(cells)} cells for {len(header)} columns")
-        try:  # all at once, for speed; the slow way finds the cell to blame
+        try:  # all cells at once, for speed; one by one only to locate an error
             rows.append([float(cell) if cell else np.nan for cell in cells])
         except ValueError:
             for cell, name in zip(cells, header, strict=True):
@@ -156,5 +157,5 @@ def _read_log(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
         raise InputError(f"{file}, line {lines[row + 1][0]}: {STEPS} is missing")
     if (np.abs(columns[STEPS]) > LARGEST).any():
         row = int(np.flatnonzero(np.abs(columns[STEPS]) > LARGEST)[0])
-        raise InputError(f"{file}, line {lines[row + 1][0]}: {STEPS} is too large to be true")
+        raise InputError(f"{file}, line {lines[row + 1][0]}: {STEPS} is implausibly large")
     return columns, problems

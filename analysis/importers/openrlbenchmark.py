@@ -1,8 +1,8 @@
 """Reads Weights & Biases runs through openrlbenchmark: its offline database, or after a download.
 
-openrlbenchmark keeps what it downloaded under `dataset/<entity>/<project>/`: `offline.sqlite`, the
-index of runs, and per run a folder `<id>/` with `run.json` and `run_df.csv`. All of it is read
-here as it stands; only a download needs openrlbenchmark itself.
+openrlbenchmark stores downloads under `dataset/<entity>/<project>/`: `offline.sqlite`, the index of
+runs, and per run a folder `<id>/` with `run.json` and `run_df.csv`. These are read directly; only
+downloads need openrlbenchmark itself.
 """
 
 import json
@@ -81,7 +81,7 @@ def read(paths: Sequence[Path]) -> Tables:
         curves.append((key, curve))
         completed = info.get("state") == "finished"
         if not completed:
-            problems.append((key.run, f"not completed: W&B says {info.get('state')!r}"))
+            problems.append((key.run, f"not completed: its state in W&B is {info.get('state')!r}"))
         if not len(rows):
             problems.append((key.run, "no episodic return was logged"))
         steps, seconds = frame[STEP].max(), frame[TIME].max() if TIME in frame else np.nan
@@ -152,6 +152,6 @@ def _read_history(file: Path) -> pd.DataFrame:
             raise InputError(f"{file}, line {bad[0] + 2}: {name} is not a number")
         large = np.flatnonzero(values.abs() > (2**53 if name in (STEP, TIME) else 1e300))
         if len(large):
-            raise InputError(f"{file}, line {large[0] + 2}: {name} is too large to be true")
+            raise InputError(f"{file}, line {large[0] + 2}: {name} is implausibly large")
         frame[name] = values
     return frame

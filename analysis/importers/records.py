@@ -4,25 +4,20 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from analysis.forks import call_all
 from analysis.tables import InputError, RunKey, Tables, tables
-from cleanba.record import LINE_FILES, RecordError, Run, find_runs, read_run
+from cleanba.record import Episode, RecordError, Rollout, Row, Run, Update, find_runs, read_run
+from cleanba.record.consistency import contradictions
 
 # The first updates compile; the steady speed is measured from the end of the third.
 SKIPPED_UPDATES = 3
-# Beyond this, a float64 no longer holds every integer: a step of this size is damage.
-LARGEST = 2**53
-
-TEXT_FIELDS = {"fingerprint", "versions"}
-REQUIRED = {
-    "episodes": ("step", "wall_time", "return"),
-    "updates": ("version", "step", "wall_time"),
-    "rollouts": ("actor", "rollout", "steps", "wall_time", "version_first", "version_last"),
-}
+OBJECT_FIELDS = {"fingerprint", "versions"}
 
 
 def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
@@ -30,14 +25,15 @@ def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
 
     Args:
       paths: folders of runs, or folders that hold such folders at any depth.
-      cores: how many to read them on, in forks of this process where there are several.
+      cores: number of cores to read them on; with several, in forks of this process.
 
     Returns:
       Tables; runs that are not `completed`, torn last lines, missing files, and NaN returns are
-      named in `quality`, and kept.
+      reported in `quality`, and kept.
 
     Raises:
-      InputError: if a path does not exist or holds no run, or a record is damaged.
+      InputError: if a path does not exist or holds no run, if a line of a record is damaged, or if a
+        run has ended and a file of rows does not match its checksum in `run.json`.
     """
     for path in map(Path, paths):
         if not path.exists():
@@ -67,107 +63,59 @@ class _Record(NamedTuple):
 def _read(folder: Path) -> _Record:
     try:
         run = read_run(folder)
-        key = _key(run)
-        columns = {kind: read_columns(run, kind) for kind in LINE_FILES}
+        # Each file is read once; its checksum is compared with that of `run.json` in passing.
+        rows = {"episodes": run.episodes(), "rollouts": run.rollouts(), "updates": run.updates()}
+        run.check_sizes()
+        run.problems += contradictions(run, rows["updates"], rows["rollouts"], rows["episodes"])
     except RecordError as error:
         raise InputError(str(error)) from None
+    columns = {
+        "episodes": read_columns(Episode, rows["episodes"]),
+        "rollouts": read_columns(Rollout, rows["rollouts"]),
+        "updates": read_columns(Update, rows["updates"]),
+    }
     columns["rollouts"] |= _lag(columns["rollouts"])
-    summary = _summary(run, columns)
-    return _Record(key, columns, summary, run.problems)
-
-
-def _key(run: Run) -> RunKey:
     info = run.info
-    for name in ("system", "setting", "env_id"):
-        if not isinstance(info[name], str):
-            raise InputError(f"{run.path / 'run.json'}: {name} is not text")
-    if not isinstance(info["seed"], int) or abs(info["seed"]) >= LARGEST:
-        raise InputError(f"{run.path / 'run.json'}: seed is not an integer")
-    return RunKey(str(run.path), info["system"], info["setting"], info["env_id"], info["seed"])
+    key = RunKey(str(run.path), info.system, info.setting, info.env_id, info.seed)
+    return _Record(key, columns, _summary(run, columns), run.problems)
 
 
-def read_columns(run: Run, kind: str) -> dict[str, np.ndarray]:
-    """Return the rows of `<kind>.jsonl` of one run by column.
+def read_columns(kind: type[Row], rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Return rows by column, under the names that the file has.
 
-    Numbers are float64 with NaN for null; `fingerprint` and `versions` are objects.
-
-    Raises:
-      InputError: if a field is missing, is not a number, or is too large to be true; the message
-        names file and line.
-      RecordError: if a line is not a JSON object.
+    Numbers are float64 with NaN for null and for a field that a row does not have; `fingerprint` and
+    `versions` are objects. A field that no row has gives no column.
     """
-    rows = run.lines(kind)
-    path = run.path / f"{kind}.jsonl"
-    names = dict.fromkeys(name for row in rows[:1] + rows[-1:] for name in row)
-    for name in REQUIRED[kind]:
-        names.setdefault(name)
+    fields = msgspec.structs.fields(kind)
+    by_field = zip(*map(msgspec.structs.astuple, rows), strict=True) if rows else [()] * len(fields)
     columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if name in TEXT_FIELDS:
-            column = np.empty(len(rows), dtype=object)
+    for field, values in zip(fields, by_field, strict=True):
+        name = field.encode_name
+        if name in OBJECT_FIELDS:
+            column = np.empty(len(values), dtype=object)
             column[:] = values
             columns[name] = column
-        elif set(map(type, values)) <= {int, float, type(None)}:
-            columns[name] = _numbers(values, path, name)
-        elif name in REQUIRED[kind] or _has_number(values):
-            bad = next(i for i, v in enumerate(values) if not _is_number(v))
-            raise InputError(f"{path}, line {bad + 1}: {name} is not a number")
-        # else: a field of text that some other system writes, and nothing here reads
-        if name in REQUIRED[kind] and np.isnan(columns[name]).any():
-            _check_present(rows, path, name)
-    if kind == "rollouts":
-        _check_versions(columns, path)
+            continue
+        absent = values.count(UNSET)
+        if (absent and absent == len(values)) or (not values and not field.required):
+            continue
+        if absent:
+            values = [None if value is UNSET else value for value in values]
+        columns[name] = np.array(values, dtype=np.float64)
     return columns
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float, type(None))
-
-
-def _has_number(values: Sequence[Any]) -> bool:
-    return any(type(v) in (int, float) for v in values)
-
-
-def _numbers(values: list[Any], path: Path, name: str) -> np.ndarray:
-    try:
-        column = np.array(values, dtype=np.float64)
-        limit = np.inf if name == "return" else LARGEST
-        too_large = np.flatnonzero(np.isinf(column) | (np.abs(column) > limit))
-    except OverflowError:
-        too_large = [i for i, v in enumerate(values) if v is not None and abs(v) > LARGEST]
-    if len(too_large):
-        raise InputError(f"{path}, line {too_large[0] + 1}: {name} is too large to be true")
-    return column
-
-
-def _check_present(rows: list[dict], path: Path, name: str) -> None:
-    for number, row in enumerate(rows, start=1):
-        if name not in row:
-            raise InputError(f"{path}, line {number}: the field {name!r} is missing")
-
-
-def _check_versions(columns: dict[str, np.ndarray], path: Path) -> None:
-    for number, pairs in enumerate(columns.get("versions", ()), start=1):
-        good = isinstance(pairs, list) and all(
-            isinstance(p, list) and len(p) == 2 and all(type(v) in (int, float) for v in p)
-            for p in pairs
-        )
-        if not (good or pairs is None):
-            raise InputError(f"{path}, line {number}: versions is not a list of [version, steps]")
-
-
 def _lag(rollouts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Policy changes within each rollout, and its policy lag (docs/run-record.md)."""
+    """Return the policy changes within each rollout, and its policy lag (docs/run-record.md)."""
     first, last = rollouts["version_first"], rollouts["version_last"]
-    learner = rollouts.get("learner_version", np.full(len(first), np.nan))
-    changes, mean_version = last - first, (first + last) / 2  # where only the ends are known
-    for i, pairs in enumerate(rollouts.get("versions", ())):
-        steps = sum(p[1] for p in pairs) if pairs else 0
+    # If only the first and the last version are known.
+    changes, mean_version = last - first, (first + last) / 2
+    for i, pairs in enumerate(rollouts["versions"]):
+        steps = sum(p[1] for p in pairs)
         if steps > 0:
             changes[i] = len(pairs) - 1
             mean_version[i] = sum(p[0] * p[1] for p in pairs) / steps
-    return {"changes": changes, "lag": learner - mean_version}
+    return {"changes": changes, "lag": rollouts["learner_version"] - mean_version}
 
 
 def _summary(run: Run, columns: dict[str, dict[str, np.ndarray]]) -> dict[str, list]:
@@ -185,7 +133,7 @@ def _summary(run: Run, columns: dict[str, dict[str, np.ndarray]]) -> dict[str, l
     if run.completed and not len(returns):
         run.problems.append("no episode was finished")
     return {
-        "status": [info["status"]],
+        "status": [info.status],
         "completed": [run.completed],
         "episodes": [len(returns)],
         "steps": [ends["step"]],
@@ -193,7 +141,7 @@ def _summary(run: Run, columns: dict[str, dict[str, np.ndarray]]) -> dict[str, l
         "sps": [steady_sps(updates["step"], updates["wall_time"])],
         "sps_overall": [ends["step"] / ends["wall_time"] if ends["wall_time"] > 0 else np.nan],
         **{
-            name: [info.get(name)]
+            name: [getattr(info, name)]
             for name in (
                 "hyperparameters",
                 "hardware",

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.importers.text import read_text
 from analysis.tables import UNKNOWN, InputError, Piece, RunKey, Tables, tables
+from cleanba.record.files import LARGEST_TABLE, read_arrays
 
 SUFFIXES = (".json", ".npz")
 
@@ -24,9 +25,9 @@ def read(paths: Sequence[Path]) -> Tables:
     """Read dictionaries of algorithm -> scores.
 
     Scores are a matrix (runs x tasks) of normalised scores, as rliable takes them, or task -> list
-    of one score per run; with names of tasks that have a reference (see `references`) the latter
-    are points, and are normalised. `.json` and `.npz` are read; pickles are not, since loading one
-    runs whatever is in it.
+    of one score per run; lists of tasks that have a reference (see `references`) are raw
+    scores, and are normalised. `.json` and `.npz` are read; pickles are not, because loading one
+    can run arbitrary code.
 
     Raises:
       InputError: if there is no such file, or one is damaged.
@@ -59,10 +60,11 @@ def read(paths: Sequence[Path]) -> Tables:
 def _load(file: Path) -> dict[str, Any]:
     if file.suffix == ".npz":
         try:
-            with np.load(file, allow_pickle=False) as data:
-                return {name: data[name] for name in data.files}
-        except Exception as error:  # zipfile, zlib and numpy each raise their own
-            raise InputError(f"{file}: not a .npz file ({str(error).splitlines()[0]})") from None
+            return read_arrays(file, LARGEST_TABLE)
+        except OSError as error:
+            raise InputError(f"{file}: not readable ({error.strerror})") from None
+        except ValueError as error:
+            raise InputError(f"{file}: not a .npz file ({error})") from None
     text = read_text(file)
     try:
         data = json.loads(text)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from analysis.importers.text import number, read_rows
 from analysis.tables import UNKNOWN, InputError, Piece, RunKey, Tables, tables
+from cleanba.record.files import LARGEST_TABLE, open_regular
 
 SEED_OF_A_MEAN = -1  # a published mean over runs has no seed
 SPREAD = re.compile(r"\s*(?:±|\+/-|\+-)\s*")
@@ -23,8 +24,11 @@ def find(path: Path) -> list[Path]:
 
 def _looks_right(file: Path) -> bool:
     """Whether the first line of a CSV starts with an empty cell, or its cells hold a ±."""
-    with open(file, "rb") as opened:
-        start = opened.read(4000)
+    try:
+        with open_regular(file, LARGEST_TABLE) as opened:
+            start = opened.read(4000)
+    except OSError:
+        return False
     return start.startswith((b",", b'"",')) or "±".encode() in start
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from analysis.importers import cleanrl
 from analysis.importers.records import steady_sps
 from analysis.tables import InputError, Tables, tables
+from cleanba.record.files import LARGEST_TABLE, read_file
 
 PATTERN = "events.out.tfevents*"
 
@@ -23,8 +24,8 @@ def find(path: Path) -> list[Path]:
 def read(paths: Sequence[Path]) -> Tables:
     """Read all event files at or below the given paths; the files of one folder are one run.
 
-    Event files do not say whether a run completed. Where the hyperparameters say how many steps it
-    was to take, that decides; elsewhere `quality` says that it is unknown.
+    Event files do not record whether a run completed. If the hyperparameters give its number of
+    steps, that decides; otherwise `quality` reports that it is unknown.
 
     Raises:
       InputError: if there is no event file, or one is damaged; the message names file and record.
@@ -56,7 +57,7 @@ def read(paths: Sequence[Path]) -> Tables:
         wanted = cleanrl.expected_steps(config)
         completed = bool(last >= wanted)
         if wanted != wanted:
-            problems.append((key.run, "the source does not say whether this run completed"))
+            problems.append((key.run, "it is unknown whether this run completed"))
         elif not completed:
             total = config["total_timesteps"]
             problems.append((key.run, f"not completed: ends at step {last:.0f} of {total}"))
@@ -113,14 +114,15 @@ def _hyperparameters(texts: dict[str, str]) -> dict[str, str]:
 def _read_folder(
     folder: Path,
 ) -> tuple[dict[str, np.ndarray], dict[str, str], float, list[str]]:
-    """Return tag -> rows of (step, time, value), tag -> text, when it began, and problems."""
+    """Return tag -> rows of (step, time, value), tag -> text, start time, and problems."""
     from tensorboard.compat.proto import event_pb2
     from tensorboard.util import tensor_util
 
     rows: dict[str, list[tuple[float, float, float]]] = {}
     texts: dict[str, str] = {}
     problems: list[str] = []
-    start = np.inf  # the first record, which holds no value, is written as the file is made
+    # Time of the first record, which holds no value and is written when the file is created.
+    start = np.inf
     for file in find(folder):
         if file.parent != folder:
             continue
@@ -151,14 +153,14 @@ def _read_folder(
     scalars = {tag: np.array(values, dtype=np.float64) for tag, values in rows.items()}
     for tag, values in scalars.items():
         if np.isinf(values).any() or (np.abs(values[:, :2]) > 2**53).any():
-            raise InputError(f"{folder}: {tag}: a value is too large to be true")
+            raise InputError(f"{folder}: {tag}: a value is implausibly large")
     return scalars, texts, start, problems
 
 
 def _records(file: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of each record (length, checksum, data, checksum) of a file."""
     try:
-        data = file.read_bytes()
+        data = read_file(file, LARGEST_TABLE)
     except OSError as error:
         raise InputError(f"{file}: not readable ({error.strerror})") from None
     if not data:
@@ -176,7 +178,10 @@ def _records(file: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
         if end + 4 > len(data):
             problems.append(f"{file.name}: torn last record left out")
             return
-        yield number, data[position + 12 : end]
+        record = data[position + 12 : end]
+        if _masked_crc(record) != data[end : end + 4]:
+            raise InputError(f"{file}, record {number}: damaged data (checksum)")
+        yield number, record
         position = end + 4
 
 

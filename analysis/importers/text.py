@@ -1,12 +1,13 @@
-"""Text files of other tools, read so that damage is named by file and line."""
+"""Reads text files of other tools; errors name file and line."""
 
 import csv
 from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.tables import InputError
+from cleanba.record.files import LARGEST_TABLE, read_file
 
-# A longer line is no log of numbers; it also bounds what a damaged file can make us hold.
+# Longest line that is accepted, which bounds the memory that a damaged file can take.
 LONGEST_LINE = 1_000_000
 
 
@@ -17,7 +18,7 @@ def read_text(path: Path) -> str:
       InputError: if it cannot be read, is empty, or is not UTF-8 (then the line is named).
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path, LARGEST_TABLE)
     except OSError as error:
         raise InputError(f"{path}: not readable ({error.strerror})") from None
     if not data.strip():
@@ -52,7 +53,7 @@ def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]
 
 
 def number(cell: str, path: Path, line: int, name: str, limit: float = float("inf")) -> float:
-    """Return a cell as a number; NaN if it is empty or says so.
+    """Return a cell as a number; NaN if it is empty or `nan`.
 
     Raises:
       InputError: if it is something else, or infinite or beyond `limit`.
@@ -63,5 +64,5 @@ def number(cell: str, path: Path, line: int, name: str, limit: float = float("in
         shown = cell if len(cell) < 40 else cell[:37] + "..."
         raise InputError(f"{path}, line {line}: {name} is not a number: {shown!r}") from None
     if abs(value) > limit or value in (float("inf"), float("-inf")):
-        raise InputError(f"{path}, line {line}: {name} is too large to be true")
+        raise InputError(f"{path}, line {line}: {name} is implausibly large")
     return value

@@ -1,69 +1,64 @@
 """The command line: `python -m baselines.moolib_atari --env Breakout-v5`."""
 
 from dataclasses import asdict
-from typing import Any
 
-import numpy as np
 import torch
 
-from baselines import run_log
 from baselines.moolib_atari.experiment import CHECKPOINT
 from baselines.moolib_atari.launch import (
     Broker,
     PeerFailed,
+    announce_begun,
     find_torchrun,
-    say_begun,
     train_under_torchrun,
 )
-from baselines.moolib_atari.options import (
-    HARDWARE,
-    NOT_HYPERPARAMETERS,
-    Args,
-    Plan,
-    prepare,
-)
-from baselines.moolib_atari.recorder import Recorder
-from baselines.run_log import RunLog
-from cleanba.command_line import run_command_line
+from baselines.moolib_atari.options import Args, Plan, prepare
+from baselines.moolib_atari.recorder import Recorder, sizes_at
+from baselines.torch_io import PACKAGES, describe_device
 from cleanba.record import read_run
+from cleanba.record.files import read_arrays
+from cleanba.run.arguments import hyperparameters
+from cleanba.run.command_line import run_command_line
+from cleanba.run.log import ResumePoint, RunLog, run_info
 
 
 def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder, float]:
-    """Begin the record of a run, or go on with it from its checkpoint.
+    """Begin the record of a run, or resume it from its checkpoint.
 
     Returns:
-      The record, what fills it, and the seconds that the run had taken until the checkpoint.
+      The log, the recorder that writes to it, and the run's seconds at the checkpoint.
     """
-    args = plan.args
-    resume_at = None
+    args, directory = plan.args, plan.run.directory
+    version, steps, seconds = 1, 0, 0.0
+    resume = resume and (directory / "run.json").is_file()
+    if resume and (directory / CHECKPOINT).is_file():
+        arrays = read_arrays(directory / CHECKPOINT)
+        version, steps, seconds = (
+            arrays[name].item() for name in ("version", "steps", "wall_time")
+        )
+    use_cuda = not args.hardware.disable_cuda and torch.cuda.is_available()
+    device = torch.device("cuda" if use_cuda else "cpu")
+    info = run_info(
+        plan.run,
+        hyperparameters=hyperparameters(args) | {"network": plan.network},
+        hardware=asdict(args.hardware) | describe_device(device),
+        packages=PACKAGES,
+    )
+    point = None
     if resume:
-        resume_at = (1, 0, 0.0)
-        if (plan.run.directory / CHECKPOINT).is_file():
-            with np.load(plan.run.directory / CHECKPOINT, allow_pickle=False) as arrays:
-                names = ("version", "steps", "wall_time")
-                resume_at = tuple(arrays[name].item() for name in names)
-    hyperparameters: dict[str, Any] = {
-        name: value for name, value in asdict(args).items() if name not in NOT_HYPERPARAMETERS
-    }
-    hyperparameters["network"] = plan.network
-    use_cuda = not args.disable_cuda and torch.cuda.is_available()
-    hardware = {name: getattr(args, name) for name in HARDWARE}
-    hardware |= run_log.describe_device(torch.device("cuda" if use_cuda else "cpu"))
+        point = ResumePoint(sizes_at(directory, version, steps, seconds), steps)
     log = RunLog(
         plan.run,
-        hyperparameters,
-        hardware,
+        info,
         total_steps=args.total_steps,
-        overwrite=args.overwrite and not resume,
-        progress=args.progress,
-        resume_at=resume_at,
+        overwrite=args.run.overwrite,
+        progress="lines" if args.run.progress else None,
+        resume=point,
     )
-    if resume_at is None:
-        return log, Recorder(log), 0.0
     last_rollouts: dict[int, int] = {}
-    for row in read_run(plan.run.directory).lines("rollouts"):
-        last_rollouts[row["actor"]] = max(row["rollout"], last_rollouts.get(row["actor"], 0))
-    return log, Recorder(log, *resume_at[:2], last_rollouts), resume_at[2]
+    for row in read_run(directory).rollouts():
+        last_rollouts[row.actor] = max(row.rollout, last_rollouts.get(row.actor, 0))
+    return log, Recorder(log, version, steps, last_rollouts), seconds
 
 
 def main(args: Args) -> None:
@@ -74,27 +69,17 @@ def main(args: Args) -> None:
         train_under_torchrun(plan, torchrun)
         return
     if torchrun is not None and not torchrun.resumes:
-        say_begun(torchrun)
+        announce_begun(torchrun)
     resumes = torchrun is not None and torchrun.resumes
     log, recorder, seconds_before = begin_record(plan, resumes)
-    error: BaseException | None = None
-    broker = None
-    try:
+    with log:
         if torchrun is not None:
             train_under_torchrun(plan, torchrun, recorder, seconds_before)
         else:
-            broker = Broker(plan.args, plan.spec, plan.network, plan.run.directory, recorder)
-            broker.run()
+            with Broker(plan.args, plan.spec, plan.network, plan.run.directory, recorder) as broker:
+                broker.run()
         if recorder.steps < plan.args.total_steps:
-            raise PeerFailed("the last peers have ended before they told what they learned")
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        if broker is not None:
-            broker.end()
-        log.close(error)
-    print(f"completed: {plan.run.directory}")
+            raise PeerFailed("the last peers exited before they reported what they had learned")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""moolib's Accumulator over torch.distributed: gradients of all peers, summed while acting goes on.
+"""moolib's Accumulator over torch.distributed: sums the gradients of all peers while they act.
 
-Its methods are those of `moolib.Accumulator` (https://facebookresearch.github.io/moolib), with their
-meaning there. What a peer has to give since the last step is summed in place. Two collectives make a step:
-the peers count what they have, over and over, until it is the virtual batch size or more; then they add it
-up. Both run in the background, and each is looked at once in `update`, so that a step takes two calls of it
-at least: with one peer, an action is taken in between, as in moolib.
+Its methods are those of `moolib.Accumulator` (https://facebookresearch.github.io/moolib), with the same
+meaning. A peer sums its own gradients since the last step in place. A step takes two collectives: the peers
+count their gradients, repeatedly, until there are as many as the virtual batch size; then they add them up.
+Both run in the background, and `update` checks one of them per call. So a step takes at least two calls:
+with one peer, an action is taken in between, as in moolib.
 """
 
 import contextlib
@@ -17,16 +17,17 @@ import torch
 from torch.distributed import Work
 
 from baselines.moolib_atari.group import Group, PeerLost
+from cleanba.record.files import read_arrays
 
-State = Mapping[str, np.ndarray]  # what a newcomer is brought up to date with
+State = Mapping[str, np.ndarray]  # what a new peer receives from the leader
 
 
 class StateLost(RuntimeError):
-    """No peer is left that has what the group has learned."""
+    """No peer is left that has the group's state."""
 
 
 class GradientStats(NamedTuple):
-    """What went into a step."""
+    """Counts of the gradients of a step."""
 
     num_gradients: int
     num_skipped: int
@@ -34,10 +35,10 @@ class GradientStats(NamedTuple):
 
 
 class Accumulator:
-    """Sums the gradients of all peers, and brings newcomers up to date."""
+    """Sums the gradients of all peers, and sends the leader's state to new peers."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group):
-        """Take over the gradients of a model.
+        """Accumulate the gradients of a model.
 
         Args:
           parameters: of the model; all have gradients whenever `reduce_gradients` is called.
@@ -45,13 +46,13 @@ class Accumulator:
         """
         self._parameters = list(parameters)
         self._group = group
-        # what has been given since the last step: the sum of gradients, and `GradientStats`
+        # of this peer since the last step: the sum of gradients, and `GradientStats`
         self._own = torch.zeros(sum(p.numel() for p in self._parameters), device=group.device)
         self._own_counts = torch.zeros(3, dtype=torch.int64)
         self._version = 1
         self._virtual_batch_size = 1
         self._leader = ""
-        self._has_state = False  # somebody's: the leader's, or the own of a peer that led
+        self._has_state = False  # received from a leader, or its own as a leader
         self._wants_state = False
         self._new_state: State | None = None
         self._has_gradients = False
@@ -61,11 +62,11 @@ class Accumulator:
         self._reducing: tuple[list[Work], torch.Tensor, torch.Tensor] | None = None
 
     def set_virtual_batch_size(self, size: int) -> None:
-        """Set the batch size, over all peers, from which on a step is made."""
+        """Set the batch size, over all peers, at which a step is made."""
         self._virtual_batch_size = size
 
     def set_model_version(self, version: int) -> None:
-        """Say how far the model of this peer is, for example after loading a checkpoint."""
+        """Set the version of this peer's model, for example after loading a checkpoint."""
         self._version = version
 
     def model_version(self) -> int:
@@ -73,7 +74,7 @@ class Accumulator:
         return self._version
 
     def generation(self) -> int:
-        """Return the number of the group that this peer is in: gradients do not outlive it."""
+        """Return the number of this peer's generation of the group, with which gradients are lost."""
         return self._group.generation.number
 
     def connected(self) -> bool:
@@ -81,15 +82,15 @@ class Accumulator:
         return self._group.connected and self._has_state and not self._wants_state
 
     def get_leader(self) -> str:
-        """Return the name of the peer that has the state which counts."""
+        """Return the name of the leader, whose state the others take."""
         return self._leader
 
     def is_leader(self) -> bool:
-        """Whether this peer is it."""
+        """Whether this peer is the leader."""
         return self._leader == self._group.name
 
     def wants_state(self) -> bool:
-        """Whether this peer, the leader, is asked for its state."""
+        """Whether this peer is the leader and has to send its state."""
         return self._wants_state
 
     def set_state(self, state: State) -> None:
@@ -103,11 +104,11 @@ class Accumulator:
             self._wants_state = False
 
     def has_new_state(self) -> bool:
-        """Whether a state has come from the leader."""
+        """Whether a state has arrived from the leader."""
         return self._new_state is not None
 
     def state(self) -> State | None:
-        """Return it, once."""
+        """Return the state that has arrived, once."""
         state, self._new_state = self._new_state, None
         return state
 
@@ -116,7 +117,7 @@ class Accumulator:
         return self.connected() and self._reducing is None and not self._has_gradients
 
     def reduce_gradients(self, batch_size: int) -> None:
-        """Give the gradients that the parameters have, of a batch; they are zero afterwards."""
+        """Contribute the parameters' gradients of a batch; they are set to zero."""
         flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._parameters])
         self._own += flat.to(self._own.device)
         self._zero()
@@ -127,7 +128,7 @@ class Accumulator:
         self._give(GradientStats(0, 1, 0))
 
     def has_gradients(self) -> bool:
-        """Whether the parameters have the gradients of a step: their mean over what was given."""
+        """Whether the parameters hold the gradients of a step, the mean of all contributions."""
         return self._has_gradients
 
     def get_gradient_stats(self) -> dict[str, int]:
@@ -135,12 +136,12 @@ class Accumulator:
         return self._stats._asdict()
 
     def zero_gradients(self) -> None:
-        """Go on, after the step."""
+        """Reset the gradients after a step."""
         self._zero()
         self._has_gradients = False
 
     def update(self) -> None:
-        """See what has come from the other peers. To be called often."""
+        """Process what has arrived from the other peers. Call it often."""
         if self._group.gather():
             self._begin_generation()
         elif self._group.look():
@@ -156,14 +157,14 @@ class Accumulator:
                 self._finish_counting()
 
     def leave(self) -> None:
-        """Wait until all peers have made the last step, so that none loses it with this one."""
+        """Wait until all peers have made the last step, so that none loses it when this one exits."""
         if self._group.connected:
-            with contextlib.suppress(PeerLost):  # then the others make it without
+            with contextlib.suppress(PeerLost):  # then the others make it without this peer
                 self._group.all_gather(torch.tensor([self._version]))
 
     def _give(self, given: GradientStats) -> None:
         if not self.wants_gradients():
-            raise RuntimeError("gradients are given only where wants_gradients() says so")
+            raise RuntimeError("gradients can be contributed only if wants_gradients()")
         self._own_counts += torch.tensor(given)
         if self._counting is None:
             with self._a_lost_peer_ends_the_generation():
@@ -180,11 +181,11 @@ class Accumulator:
         _, size = self._counting
         self._counting = None
         if int(size) >= self._virtual_batch_size:
-            # what has been given since it was counted takes part as well
+            # what was contributed since the count takes part as well
             gradients, counts = self._own.clone(), self._own_counts.clone()
             self._own.zero_()
             self._own_counts.zero_()
-            # looked at in this order: a lost peer shows on the CPU, while a GPU's collective hangs
+            # checked in this order: a lost peer is noticed on the CPU, while a GPU's collective hangs
             works = [self._group.all_reduce(counts), self._group.all_reduce(gradients)]
             self._reducing = (works, gradients, counts)
         elif self._more_to_count:
@@ -204,17 +205,17 @@ class Accumulator:
         self._has_gradients = True
 
     def _begin_generation(self) -> None:
-        """Find the leader, and bring everybody to its state; gradients under way are lost.
+        """Find the leader, and give all peers its state; gradients in transit are lost.
 
         Raises:
-          StateLost: if the group has learned something, and no member has it.
+          StateLost: if the group has learned something and no member has its state.
         """
         with self._a_lost_peer_ends_the_generation():
             mine = torch.tensor([self._version, int(self._has_state)])
             all_of_them = self._group.all_gather(mine).tolist()
             members = self._group.generation.members
             rows = [(*row, name) for row, name in zip(all_of_them, members, strict=True)]
-            # who has a state before who has none, and the newest version
+            # a peer with a state before one without, then the newest version
             version, has_state, self._leader = max(rows, key=lambda row: (row[1], row[0], row[2]))
             if self._group.generation.begun and not has_state:
                 raise StateLost("no peer is left that has what the group has learned")
@@ -228,8 +229,7 @@ class Accumulator:
                 size, version = header.tolist()
                 data = torch.zeros(size, dtype=torch.uint8)
                 self._group.broadcast(data, self._leader)
-                with np.load(io.BytesIO(data.numpy().tobytes()), allow_pickle=False) as arrays:
-                    self._new_state = {name: arrays[name] for name in arrays.files}
+                self._new_state = read_arrays(data.numpy().tobytes())
                 self._version = version
                 self._has_state = True
 

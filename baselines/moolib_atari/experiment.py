@@ -1,16 +1,15 @@
 """One peer of moolib's Atari example: it acts, learns and exchanges gradients in one loop.
 
-    while there is something left to learn:
-        look what came from the other peers
-        if there are gradients:  step the optimiser; the model version rises, wherever rollouts stand
+    while steps are left to learn from:
+        receive what came from the other peers
+        if there are gradients:  step the optimiser; the model version rises, also in the middle of unrolls
         elif there is a batch:   compute its gradients, and hand them to the accumulator
         else:                    take one step in the next batch of environments
 
-Time is cut into unrolls, the last step of one being the first of the next: so the first action of an unroll
-was always chosen before the learner learned from the unroll before.
+The last step of an unroll is the first of the next. So the first action of an unroll was always chosen
+before the learner learned from the unroll before.
 """
 
-import json
 import os
 import signal
 import time
@@ -21,17 +20,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed import Store
 
 from baselines.moolib_atari.accumulator import Accumulator
 from baselines.moolib_atari.group import Group
 from baselines.moolib_atari.moolib_transport import MoolibAccumulator
 from baselines.moolib_atari.options import Args
 from baselines.moolib_atari.recorder import LOG
-from baselines.run_log import run_lengths
+from baselines.moolib_atari.sealed_store import SealedStore
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import fixup_, make_network
 from cleanba.environments import EnvSpec, EpisodeStatistics, env_seeds, make_envs
+from cleanba.record import Episode, Rollout
+from cleanba.record.files import read_arrays
+from cleanba.run.log import run_lengths
 
 CHECKPOINT = "checkpoints/latest.npz"  # in the folder of the record
 
@@ -40,10 +41,8 @@ class Unroll(NamedTuple):
     """T + 1 steps of B environments; step t is an observation and the action that it led to."""
 
     obs: np.ndarray  # [T + 1, B, ...]
-    rewards: np.ndarray  # float32 [T + 1, B], unclipped, that led to the observation
-    dones: (
-        np.ndarray
-    )  # bool [T + 1, B], that the observation ends an episode: its action only resets
+    rewards: np.ndarray  # float32 [T + 1, B], unclipped, of the step to the observation
+    dones: np.ndarray  # bool [T + 1, B], the observation ends an episode and its action only resets
     actions: np.ndarray  # int32 [T + 1, B]
     logits: np.ndarray  # float32 [T + 1, B, num_actions]
     versions: np.ndarray  # int64 [T + 1]
@@ -72,7 +71,7 @@ class EnvBatch:
         """
         size = args.actor_batch_size
         seeds = env_seeds(args.seed, index * size, size)
-        threads = min(args.num_actor_cpus, size)
+        threads = min(args.hardware.num_actor_cpus, size)
         self._envs = make_envs(spec.env_id, seeds, threads, args.atari_preprocessing)
         self._ids = np.arange(size, dtype=np.int32)
         self._statistics = EpisodeStatistics(size)
@@ -126,7 +125,7 @@ class EnvBatch:
         return Piece(unroll, self.index, self._number, slice(0, self._shape[0]), 0.0)
 
     def episodes(self, unroll: Unroll) -> list[Any]:
-        """Return the episodes that ended in an unroll (its first observation was the last one's last)."""
+        """Return the episodes that ended in an unroll; its first step belongs to the unroll before."""
         return self._statistics.count(unroll.rewards[1:], unroll.dones[1:])
 
 
@@ -164,7 +163,7 @@ NUMBERS = ("version", "steps", "train_time", "wall_time")
 
 
 class LearnerState:
-    """What a newcomer needs, and what a checkpoint holds."""
+    """The state that a new peer receives and a checkpoint holds."""
 
     def __init__(self, args: Args, spec: EnvSpec, network: str, device: torch.device):
         """Make a new model and its optimiser."""
@@ -179,7 +178,7 @@ class LearnerState:
         self._args = args
         self.version = 1
         self.steps = 0  # learned from, over all peers
-        self.train_time = 0.0  # seconds in which it took part
+        self.train_time = 0.0  # seconds in a group
         self.wall_time = 0.0  # seconds since the run started, when it was saved
 
     def step(self, batch_size: int) -> tuple[float, float]:
@@ -207,7 +206,7 @@ class LearnerState:
         return arrays | {name: np.array(getattr(self, name)) for name in NUMBERS}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over what `save` returned."""
+        """Load what `save` returned."""
         self.model.load_state_dict(
             {
                 name.removeprefix("model/"): torch.from_numpy(np.array(value))
@@ -257,44 +256,43 @@ def compute_gradients(
     return {name: (value / count).item() for name, value in losses._asdict().items()}
 
 
-def describe_pieces(pieces: list[Piece], length: int, version: int) -> list[dict[str, Any]]:
-    """Return what the record keeps of the rollouts of a batch that is learned from at some version."""
+def describe_pieces(pieces: list[Piece], length: int, version: int) -> list[Rollout]:
+    """Return the rows of the rollouts of a batch that is learned from at a version."""
     rows = []
     for piece in pieces:
         # the last step is only there to bootstrap from: its action is the next unroll's first
-        steps, size = piece.unroll.versions[:length], piece.columns.stop - piece.columns.start
-        versions, counts = run_lengths(steps)
+        versions, size = piece.unroll.versions[:length], piece.columns.stop - piece.columns.start
         rows.append(
-            {
-                "actor": piece.actor,
-                "group": None,
-                "rollout": piece.number,
-                "first_env": piece.columns.start,
-                "envs": size,
-                "steps": length * size,
-                "wall_time": round(piece.wall_time, 4),
-                "version_first": versions[0],
-                "version_last": versions[-1],
-                "versions": [[v, count * size] for v, count in zip(versions, counts, strict=True)],
-                "learner_version": version,
-            }
+            Rollout(
+                actor=piece.actor,
+                group=None,
+                rollout=piece.number,
+                first_env=piece.columns.start,
+                envs=size,
+                steps=length * size,
+                wall_time=round(piece.wall_time, 4),
+                version_first=int(versions[0]),
+                version_last=int(versions[-1]),
+                versions=[(v, count * size) for v, count in run_lengths(versions)],
+                learner_version=version,
+            )
         )
     return rows
 
 
 def _peers_here(args: Args) -> int:
     """Return how many of the peers run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", args.num_peers))
+    return int(os.environ.get("LOCAL_WORLD_SIZE", args.hardware.num_peers))
 
 
 def _share_cores(args: Args) -> None:
-    """Give this peer its threads of torch.
+    """Set the number of torch's threads in this peer.
 
-    Torch would give each of several peers a thread for every core. They then wait for each other's
+    By default torch takes a thread for every core in each of several peers, which then compete for the
     cores: two peers on two cores were ten times slower than one.
     """
-    if args.torch_threads:
-        torch.set_num_threads(args.torch_threads)
+    if args.hardware.torch_threads:
+        torch.set_num_threads(args.hardware.torch_threads)
     elif _peers_here(args) > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(len(os.sched_getaffinity(0)) // _peers_here(args), 1))
 
@@ -310,6 +308,7 @@ class Peer:
         index: int,
         directory: Path,
         started: float,
+        host: str | None = None,
     ):
         """Make environments and model.
 
@@ -320,13 +319,15 @@ class Peer:
           index: of the peer.
           directory: of the run record; checkpoints go into it.
           started: `time.time()` of the start of the run, the same for all peers.
+          host: address of this peer for the others; see `Group`.
         """
+        self._host = host
         self.name = f"peer-{index}"
         self._args = args
         self._spec = spec
         self._directory = directory
         self._started = started
-        use_cuda = not args.disable_cuda and torch.cuda.is_available()
+        use_cuda = not args.hardware.disable_cuda and torch.cuda.is_available()
         self._device = (
             torch.device("cuda", index % torch.cuda.device_count())
             if use_cuda
@@ -346,36 +347,36 @@ class Peer:
         """Seconds since the run started."""
         return time.time() - self._started
 
-    def _make_accumulator(self, store: Store) -> Any:
-        if self._args.transport == "moolib":
-            return MoolibAccumulator(store, self.name, self.state.model)
-        # two peers cannot exchange anything on one GPU
+    def _make_accumulator(self, store: SealedStore) -> Any:
+        if self._args.hardware.transport == "moolib":
+            return MoolibAccumulator(store.store, self.name, self.state.model)
+        # nccl cannot connect two peers on one GPU
         own_gpu = self._device.type == "cuda" and torch.cuda.device_count() >= _peers_here(
             self._args
         )
         device = self._device if own_gpu else torch.device("cpu")
-        return Accumulator(self.state.model.parameters(), Group(store, self.name, device))
+        group = Group(store, self.name, device, self._host)
+        return Accumulator(self.state.model.parameters(), group)
 
-    def run(self, store: Store, stop: Callable[[], bool], resume: bool = False) -> None:
+    def run(self, store: SealedStore, stop: Callable[[], bool], resume: bool = False) -> None:
         """Train until the group has learned from all steps.
 
         Args:
           store: that all peers share.
-          stop: says whether to end before.
-          resume: go on from the run's latest checkpoint, if there is one.
+          stop: returns whether to stop early.
+          resume: resume from the run's latest checkpoint, if there is one.
         """
         args = self._args
         latest = self._directory / CHECKPOINT
         accumulator = self._make_accumulator(store)
         accumulator.set_virtual_batch_size(args.virtual_batch_size)
         if resume and latest.is_file():
-            with np.load(latest, allow_pickle=False) as arrays:
-                self.state.load(arrays)
+            self.state.load(read_arrays(latest))
             accumulator.set_model_version(self.state.version)
         turns = self._turns()
         last_update = then = self.clock()
         last_row: tuple[int | None, dict[str, Any]] | None = None
-        told_group: int | None = 0
+        reported_group: int | None = 0
         while self.state.steps < args.total_steps and not stop():
             accumulator.update()
             if accumulator.wants_state():
@@ -390,15 +391,19 @@ class Peer:
             before, self.state.train_time = self.state.train_time, self.state.train_time + seconds
             group = accumulator.generation()
             if accumulator.is_leader():
-                if _crosses(args.checkpoint_interval, before, self.state.train_time):
+                if _interval_elapsed(
+                    args.recovery.checkpoint_interval, before, self.state.train_time
+                ):
                     self._save(latest)
-                if _crosses(args.checkpoint_history_interval, before, self.state.train_time):
+                if _interval_elapsed(
+                    args.recovery.checkpoint_history_interval, before, self.state.train_time
+                ):
                     self._save(latest.with_name(f"version-{self.state.version}.npz"))
-            if group != told_group and last_row is not None:
-                # The leader before may have been lost before it told of the last step, and the next
-                # leader may have that step from another peer's state: so all tell of their last one.
-                self._tell(store, group=last_row[0], update=last_row[1])
-            told_group = group
+            if group != reported_group and last_row is not None:
+                # The last leader may have been lost before it reported its last step, and the next one
+                # may have that step from another peer's state: so all peers report their last step.
+                self._report(store, group=last_row[0], update=last_row[1])
+            reported_group = group
             if accumulator.has_gradients():
                 stats = accumulator.get_gradient_stats()
                 computed_at = self.state.version
@@ -421,7 +426,7 @@ class Peer:
                 self._times = dict.fromkeys(self._times, 0.0)
                 last_update, last_row = now, (group, row)
                 if accumulator.is_leader():
-                    self._tell(store, group=group, update=row)
+                    self._report(store, group=group, update=row)
             elif not self._batcher.empty() and accumulator.wants_gradients():
                 pieces = self._batcher.get()
                 losses = self._timed(
@@ -432,7 +437,7 @@ class Peer:
                         f"{self.name}: the loss at version {self.state.version} is {losses['loss']}"
                     )
                 rows = describe_pieces(pieces, args.unroll_length, self.state.version)
-                self._tell(
+                self._report(
                     store, group=group, version=self.state.version, losses=losses, rollouts=rows
                 )
                 accumulator.reduce_gradients(args.batch_size)
@@ -443,7 +448,7 @@ class Peer:
                 complete = self._act(batch)
                 if complete is not None:
                     self._batcher.put(complete._replace(wall_time=self.clock()))
-                    self._tell(store, episodes=self._describe_episodes(batch, complete))
+                    self._report(store, episodes=self._describe_episodes(batch, complete))
         if accumulator.is_leader():
             self._save(latest)
         if not stop():
@@ -465,16 +470,16 @@ class Peer:
         self._times["inference_time"] += time.perf_counter() - before
         return batch.send(actions, logits, self.state.version)
 
-    def _describe_episodes(self, batch: EnvBatch, complete: Piece) -> list[dict[str, Any]]:
+    def _describe_episodes(self, batch: EnvBatch, complete: Piece) -> list[Episode]:
         first = batch.index * self._args.actor_batch_size
         return [
-            {
-                "step": self.state.steps,
-                "wall_time": round(self.clock(), 4),
-                "env_index": first + e.index,
-                "return": e.episode_return,
-                "length": e.length,
-            }
+            Episode(
+                step=self.state.steps,
+                wall_time=round(self.clock(), 4),
+                env_index=first + e.index,
+                episode_return=e.episode_return,
+                length=e.length,
+            )
             for e in batch.episodes(complete.unroll)
         ]
 
@@ -484,9 +489,9 @@ class Peer:
         self._times[name] += time.perf_counter() - before
         return result
 
-    def _tell(self, store: Store, **what: Any) -> None:
-        """Have something recorded."""
-        store.queue_push(LOG, json.dumps({"peer": self.name, **what}))
+    def _report(self, store: SealedStore, **what: Any) -> None:
+        """Send a message to the recorder."""
+        store.push(LOG, {"peer": self.name, **what})
 
     def _save(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
@@ -496,11 +501,12 @@ class Peer:
         temporary.replace(path)
 
 
-def _crosses(interval: float, before: float, after: float) -> bool:
-    """Whether a multiple of an interval lies between two times: for every peer at the same ones."""
+def _interval_elapsed(interval: float, before: float, after: float) -> bool:
+    """Whether a multiple of an interval lies between two times; the same multiples for every peer."""
     return before // interval < after // interval
 
 
 def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the process that launched the peers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ignore Ctrl-C and a lost terminal, which the process that launched the peers handles."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

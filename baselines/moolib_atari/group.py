@@ -1,12 +1,11 @@
-"""Who trains together: the peers of a generation and their collectives, and what decides who they are.
+"""Membership of the group of peers, and the collectives of its members.
 
-A peer asks to be let in. What launched the peers (launch.py) answers with a generation of the group: a
-number, and its members. Where a peer leaves, comes, or is lost, or where the connections of a generation
-fail, the next one takes its place.
+A peer asks to join. The process that launched the peers (launch.py) publishes a generation of the group:
+a number and its members. When a peer leaves, joins or is lost, or the connections of a generation fail,
+the next generation replaces it.
 """
 
 import contextlib
-import json
 import math
 import threading
 import time
@@ -17,18 +16,23 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
 
+from baselines.moolib_atari.sealed_store import SealedStore
+
 SECONDS_BETWEEN_LOOKS = 0.05  # for a new generation of the group
-SECONDS_FOR_A_DEATH = 1.0  # to be noticed, where peers say that they have lost one
-SECONDS_TO_GATHER = 2.0  # in a generation, before its members say that one of them does not come
-CONNECT_TIMEOUT = timedelta(seconds=3)  # of members that have all come
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a dead peer is noticed long before, by its connection
+SECONDS_FOR_A_DEATH = 1.0  # for a death to be noticed, after peers have complained of a lost one
+SECONDS_TO_COME = 60.0  # for a member to join a generation, before it is expelled
+SECONDS_TO_GATHER = 2.0  # for all members of a generation to join, before a member complains
+CONNECT_TIMEOUT = timedelta(seconds=3)  # once all members have joined
+COLLECTIVE_TIMEOUT = timedelta(
+    minutes=30
+)  # a dead peer is noticed long before, by its closed connection
 
 GENERATION, JOINING = "generation", "joining"  # key and queue of the store
-HERE = "here"  # and who has gone over to a generation: keys
+HERE = "here"  # prefix of the keys of members that have joined a generation
 
 
 class PeerLost(Exception):
-    """A collective has failed, because a peer is gone."""
+    """A collective has failed because a peer is gone."""
 
 
 @contextlib.contextmanager
@@ -40,37 +44,38 @@ def _peer_lost_where_it_fails() -> Iterator[None]:
 
 
 class Generation(NamedTuple):
-    """The peers that train together, until one leaves or joins."""
+    """The peers that train together until one leaves or joins."""
 
     number: int
     members: tuple[str, ...]
-    begun: bool  # the group has learned something, which newcomers need
+    begun: bool  # the group has a state, which new peers need
 
 
-def pop_all(store: Store, queue: str) -> list[Any]:
-    """Return the messages in a queue of the store, oldest first."""
-    return [json.loads(store.queue_pop(queue, block=False)) for _ in range(store.queue_len(queue))]
+def _here(number: int, name: str) -> str:
+    """Name the value that a member sets when it has joined a generation."""
+    return f"{HERE}-{number}-{name}"
 
 
 class Membership:
-    """Decides who is in the group: the side of what launched the peers."""
+    """Decides which peers are in the group; used by the process that launched them."""
 
-    def __init__(self, store: Store):
-        """Begin without members, and without a generation.
+    def __init__(self, store: SealedStore):
+        """Begin without members and without a generation.
 
         Args:
           store: that all peers share.
         """
+        self._published = math.inf  # when this generation was
         self._store = store
         self._number = 0
         self._members: list[str] = []
         self._changed = False
-        self._complaint: float | None = None  # when the first peer said that this generation fails
+        self._complaint: float | None = None  # when the first peer complained of this generation
 
     def look(self) -> list[str]:
-        """Take in what peers ask; return the names of those that have joined."""
+        """Process the requests of peers; return the names of those that have joined."""
         joined = []
-        for name, number in pop_all(self._store, JOINING):
+        for name, number in self._store.pop_all(JOINING):
             if not number:
                 self._members.append(name)
                 self._changed = True
@@ -80,23 +85,32 @@ class Membership:
         return joined
 
     def remove(self, name: str, regroup: bool) -> None:
-        """Take a peer that has ended out of the group.
+        """Remove a peer that has exited from the group.
 
         Args:
           name: of the peer.
-          regroup: whether the others need a new generation; if not, they get one where they ask.
+          regroup: whether the others need a new generation; if not, they get one only if they ask.
         """
         if name in self._members:
             self._members.remove(name)
             self._changed |= regroup
 
+    def absent(self) -> list[str]:
+        """Return the members that have not joined the generation that was published a while ago.
+
+        Such a member hangs; the others wait for it.
+        """
+        if time.monotonic() - self._published < SECONDS_TO_COME:
+            return []
+        return [n for n in self._members if not self._store.check([_here(self._number, n)])]
+
     def publish(self, begun: bool) -> None:
-        """Make a new generation, if one is needed.
+        """Publish a new generation, if one is needed.
 
         Args:
-          begun: whether the group has learned something.
+          begun: whether the group has a state.
         """
-        # A peer notices that it has lost another a little before that one's end is known here.
+        # A peer notices the loss of another a little before its exit is known here.
         complained = (
             self._complaint is not None and time.monotonic() - self._complaint > SECONDS_FOR_A_DEATH
         )
@@ -104,21 +118,26 @@ class Membership:
             return
         self._changed, self._complaint = False, None
         self._number += 1
-        self._store.set(GENERATION, json.dumps([self._number, self._members, begun]))
+        self._store.set(GENERATION, [self._number, self._members, begun])
+        self._published = time.monotonic()
 
 
 class Group:
-    """A peer's view of the group: who is in it, and its collectives."""
+    """A peer's view of the group: its members and its collectives."""
 
-    def __init__(self, store: Store, name: str, device: torch.device):
-        """Ask to be let in.
+    def __init__(
+        self, store: SealedStore, name: str, device: torch.device, host: str | None = None
+    ):
+        """Ask to join.
 
         Args:
-          store: that all peers share, and what launched them.
+          store: that all peers and their launcher share.
           name: of this peer.
-          device: of the gradients that are exchanged: a GPU needs one for each peer (NCCL refuses two
-            peers on one). Everything else goes over the CPU.
+          device: of the gradients that are exchanged; each peer needs a GPU of its own (NCCL refuses two
+            peers on one). Everything else is exchanged on the CPU.
+          host: address of this peer for the others; by default that of the machine's name.
         """
+        self._host = host
         self.name = name
         self.device = device
         self.generation = Generation(0, (), False)
@@ -127,64 +146,69 @@ class Group:
         self._on_gpu: Any = None
         self._next = self.generation
         self._last_look = 0.0
-        self._given_up = (
-            0  # number of the last generation that failed; there is none before the first
-        )
+        self._given_up = 0  # number of the last generation that failed, 0 for none
         self._patience_ends = math.inf
-        store.queue_push(JOINING, json.dumps([name, 0]))
+        store.push(JOINING, [name, 0])
 
     def look(self) -> bool:
-        """Whether there is a new generation to go over to."""
+        """Return whether there is a new generation to join."""
         now = time.monotonic()
         if self.connected and now - self._last_look < SECONDS_BETWEEN_LOOKS:
             return False
         self._last_look = now
-        if not self._store.check([GENERATION]):
+        published = self._store.get(GENERATION)
+        if published is None:
             return False
-        number, members, begun = json.loads(self._store.get(GENERATION))
+        number, members, begun = published
         self._next = Generation(number, tuple(members), begun)
-        return number != self.generation.number and self.name in members
+        return number > self.generation.number and self.name in members
 
     def follow(self) -> None:
-        """Go over to the generation that `look` has seen, and say so to its other members.
+        """Join the generation that `look` has found, and announce it to the other members.
 
-        No work of the last one may be held any more: it would keep its connections open, on which the
-        other peers would wait.
+        The caller must have dropped all collectives of the last generation: they keep connections open,
+        on which the other peers would wait.
         """
         self._disconnect()
-        self._store.delete_key(self._here(self.name))
+        self._store.delete(_here(self.generation.number, self.name))
         self.generation = self._next
         self._patience_ends = time.monotonic() + SECONDS_TO_GATHER
-        self._store.set(self._here(self.name), "")
-
-    def _here(self, name: str) -> str:
-        return f"{HERE}-{self.generation.number}-{name}"
+        self._store.set(_here(self.generation.number, self.name), "")
 
     def gather(self) -> bool:
-        """Connect, once all members of this generation are in it; return whether it is now.
+        """Connect once all members have joined this generation; return whether this call connected.
 
-        Who does not come may have left or died since, or be in a later generation: so they are not waited
-        for here, where nothing else would be seen. To be called before `look`: where all have come, all
-        connect, even if there is a later generation already.
+        A missing member may have left, died or joined a later generation, so this does not block. Call it
+        before `look`: if all have joined, all connect, even if there is a later generation already.
         """
         if self.connected or self.generation.number == self._given_up:
             return False
-        if not self._store.check([self._here(name) for name in self.generation.members]):
+        number = self.generation.number
+        if not self._store.check([_here(number, name) for name in self.generation.members]):
             if time.monotonic() > self._patience_ends:
                 self._patience_ends = math.inf
                 self._complain()
             return False
         try:
-            self._connect(PrefixStore(f"group-{self.generation.number}", self._store))
+            self._connect(
+                PrefixStore(self._store.secret_name(f"group-{number}"), self._store.store)
+            )
         except RuntimeError:
-            self.give_up()  # somebody has died in this moment, or gone over to the next one
+            self.give_up()  # a member has just died, or joined the next generation
             return False
         return True
 
     def _connect(self, store: Store) -> None:
         rank, size = self.generation.members.index(self.name), len(self.generation.members)
-        # The time that gloo waits for the others is the group's own.
-        self._on_cpu = ProcessGroupGloo(PrefixStore("cpu", store), rank, size, CONNECT_TIMEOUT)
+        # gloo's timeout for the others is that of the group.
+        options = ProcessGroupGloo._Options()
+        options._timeout = CONNECT_TIMEOUT
+        options._devices = [
+            ProcessGroupGloo.create_device(hostname=self._host)
+            if self._host
+            else ProcessGroupGloo.create_default_device()
+        ]
+        self._on_cpu = ProcessGroupGloo(PrefixStore("cpu", store), rank, size, options)
         self._on_cpu.set_timeout(COLLECTIVE_TIMEOUT)
         if self.device.type == "cuda":
             from torch.distributed import ProcessGroupNCCL
@@ -194,11 +218,11 @@ class Group:
 
     def _disconnect(self) -> None:
         if self._on_gpu is not None:
-            self._on_gpu.abort()  # what waits for a dead peer would wait for ever
+            self._on_gpu.abort()  # a collective that waits for a dead peer would never end
         old = [self._on_cpu, self._on_gpu]
         self._on_cpu = self._on_gpu = None
-        # The end of a process group waits for collectives under way, and those for peers that have gone
-        # on already: so it must not keep this peer from going on.
+        # Destroying a process group waits for its collectives, and those for peers that may have left
+        # already. So it happens in another thread.
         threading.Thread(target=old.clear, name="old-group", daemon=True).start()
 
     @property
@@ -207,17 +231,17 @@ class Group:
         return self._on_cpu is not None
 
     def give_up(self) -> None:
-        """Leave this generation, whose collectives have failed, and ask for the next."""
+        """Leave this generation, whose collectives have failed, and ask for the next one."""
         self._disconnect()
         self._patience_ends = math.inf
         self._given_up = self.generation.number
         self._complain()
 
     def _complain(self) -> None:
-        self._store.queue_push(JOINING, json.dumps([self.name, self.generation.number]))
+        self._store.push(JOINING, [self.name, self.generation.number])
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        """Start to add a tensor up over the peers, in place.
+        """Start to sum a tensor over the peers, in place.
 
         Raises:
           PeerLost: here, in `is_done`, and in every other collective, if a peer is gone.
@@ -226,8 +250,10 @@ class Group:
             return (self._on_gpu if tensor.is_cuda else self._on_cpu).allreduce([tensor])
 
     def is_done(self, work: Work) -> bool:
-        """Whether a collective has ended."""
-        alone = len(self.generation.members) == 1  # then there is nothing to wait for but a thread
+        """Return whether a collective has finished."""
+        alone = (
+            len(self.generation.members) == 1
+        )  # then only a thread of this process is waited for
         if not (alone or work.is_completed()):
             return False
         with _peer_lost_where_it_fails():

@@ -1,7 +1,7 @@
-"""Agents made of parts: what acts, what stores rollouts, and what is minimised.
+"""Agents as a policy, a storage of rollouts, and a loss.
 
-Any worker makes its own copies of the parts that it needs, by the factories of an `Agent`. Here are the
-parts of PPO with GAE and of IMPALA with V-trace; those of SAC are in sac.py.
+Each worker makes its own copies of the parts it needs, with the factories of an `Agent`. This module has
+PPO with GAE and IMPALA with V-trace; SAC is in sac.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,17 +20,15 @@ class Rollout(NamedTuple):
     obs: np.ndarray  # [T + 1, B, ...]
     actions: np.ndarray  # int64 [T, B], or float32 [T, B, size]
     rewards: np.ndarray  # float32 [T, B], unclipped
-    terminated: np.ndarray  # bool [T, B], the episode came to its end with that step
-    dones: np.ndarray  # bool [T, B], it did, or was cut there
-    resets: (
-        np.ndarray
-    )  # bool [T, B], the step only reset the environment: there is nothing to learn
-    logits: np.ndarray  # float32 [T, B, num_actions], of the policy that acted; [T, B, 0] without
-    values: np.ndarray  # float32 [T + 1, B], by the network that acted; zeros without
+    terminated: np.ndarray  # bool [T, B], the episode terminated with that step
+    dones: np.ndarray  # bool [T, B], it terminated or was truncated
+    resets: np.ndarray  # bool [T, B], the step only reset the environment and is not learned from
+    logits: np.ndarray  # float32 [T, B, num_actions], of the acting policy; [T, B, 0] if continuous
+    values: np.ndarray  # float32 [T + 1, B], of the acting network; zeros if it has no value
 
 
 class Decision(NamedTuple):
-    """What a network makes of observations."""
+    """A network's actions for a batch of observations."""
 
     actions: np.ndarray  # int64 [B], or float32 [B, size]
     logits: np.ndarray  # float32 [B, num_actions], or [B, 0]
@@ -38,46 +36,46 @@ class Decision(NamedTuple):
 
 
 class Storage(Protocol):
-    """Keeps rollouts, and cuts batches from them."""
+    """Stores rollouts and yields batches for the loss."""
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Take in what was collected."""
+        """Insert collected rollouts."""
 
     def next(self) -> Any | None:
-        """Return the next batch, or None where something has to be collected first."""
+        """Return the next batch, or None if more rollouts must be collected first."""
 
     def reprioritize(self, errors: torch.Tensor) -> None:
-        """Take in the errors of the last batch; asked for only where the loss returns `errors`."""
+        """Set the priorities of the last batch; called only if the loss returns `errors`."""
 
 
 class Algorithm(NamedTuple):
-    """What is minimised, and how."""
+    """A loss and its optimizer."""
 
-    # (network, batch, progress) to `loss`, which is minimised, others to record, and perhaps `errors` of the
-    # batch; progress is the share of the run, from 0 to 1, by which the learning rate has fallen
+    # (network, batch, progress) -> `loss`, which is minimized, further losses to record, and optionally
+    # `errors` of the batch; progress, from 0 to 1, is how far the learning rate is annealed
     loss: Callable[[nn.Module, Any, float], dict[str, torch.Tensor]]
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    after_step: Callable[[nn.Module], None]  # moves what follows the parameters without a gradient
+    after_step: Callable[[nn.Module], None]  # updates target networks
 
 
 class Agent(NamedTuple):
-    """An agent's parts, or what makes them, which can be sent to any worker."""
+    """An agent's parts and factories; can be sent to any worker."""
 
     make_network: Callable[[], nn.Module]
-    # (network, observations [B, ...], what to draw with, version of the network)
+    # (network, observations [B, ...], generator, version of the network)
     act: Callable[[nn.Module, np.ndarray, np.random.Generator, int], Decision]
-    make_storage: Callable[[int], Storage]  # from the seed of what is drawn in it
+    make_storage: Callable[[int], Storage]  # takes the seed of its sampling
     algorithm: Algorithm
 
 
-def nothing_follows(network: nn.Module) -> None:
-    """Leave a network as it is."""
+def no_target_networks(network: nn.Module) -> None:
+    """Do nothing: the agent has no target networks."""
 
 
 def act_by_logits(
     network: nn.Module, obs: np.ndarray, rng: np.random.Generator, version: int
 ) -> Decision:
-    """Draw discrete actions from the policy of an actor-critic network (the Gumbel-max trick)."""
+    """Sample discrete actions from an actor-critic network (the Gumbel-max trick)."""
     logits, values = network(torch.from_numpy(obs))
     logits = logits.numpy()
     actions = (logits + rng.gumbel(size=logits.shape)).argmax(axis=-1)
@@ -85,17 +83,17 @@ def act_by_logits(
 
 
 class Steps(NamedTuple):
-    """Steps of rollouts, in any order [N]."""
+    """A batch of N steps."""
 
     obs: torch.Tensor
     actions: torch.Tensor
-    logprobs: torch.Tensor  # under the policy that acted
+    logprobs: torch.Tensor  # under the acting policy
     returns: torch.Tensor
     advantages: torch.Tensor
 
 
 class GAEStorage:
-    """Rollouts of PPO: epochs of minibatches in random order, with GAE's advantages."""
+    """PPO's storage: epochs of shuffled minibatches, with advantages from GAE."""
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class GAEStorage:
         num_minibatches: int,
         clip_rewards: bool,
     ):
-        """Begin empty."""
+        """Create an empty storage."""
         self._rng = np.random.default_rng(seed)
         self._gamma, self._lambda = gamma, gae_lambda
         self._num_epochs, self._num_minibatches = num_epochs, num_minibatches
@@ -115,7 +113,7 @@ class GAEStorage:
         self._batches: Iterator[Steps] = iter(())
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Take the place of the rollouts before; they may be of different lengths."""
+        """Replace the stored rollouts; their lengths may differ."""
         parts = [self._flatten(rollout) for rollout in rollouts]
         self._batches = self._cut(Steps(*(torch.cat(field) for field in zip(*parts, strict=True))))
 
@@ -154,9 +152,9 @@ def ppo_loss(
     ent_coef: float,
     vf_coef: float,
 ) -> dict[str, torch.Tensor]:
-    """Return PPO's loss of a minibatch (https://arxiv.org/abs/1707.06347); the clipping falls to 0.
+    """Return PPO's loss of a minibatch (https://arxiv.org/abs/1707.06347).
 
-    Advantages are normalised over the minibatch.
+    The clipping coefficient is annealed to 0. Advantages are normalized over the minibatch.
     """
     logits, values = network(batch.obs)
     log_policy = torch.log_softmax(logits, dim=-1)
@@ -179,18 +177,18 @@ def ppo_loss(
 
 
 class VTraceStorage:
-    """Rollouts of IMPALA: what came together is one batch, which is learned from once."""
+    """IMPALA's storage: rollouts inserted together form one batch, which is used once."""
 
     def __init__(self, seed: int):
-        """Begin empty; nothing is drawn."""
+        """Create an empty storage; it samples nothing, so the seed is not used."""
         self._rollouts: list[Rollout] | None = None
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Take in rollouts; they may be of different lengths."""
+        """Insert rollouts; their lengths may differ."""
         self._rollouts = rollouts
 
     def next(self) -> list[Rollout] | None:
-        """Return them, once."""
+        """Return the rollouts once, then None."""
         rollouts, self._rollouts = self._rollouts, None
         return rollouts
 
@@ -205,7 +203,7 @@ def vtrace_loss(
     vf_coef: float,
     clip_rewards: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return IMPALA's loss of some rollouts (https://arxiv.org/abs/1802.01561), as a mean over steps."""
+    """Return IMPALA's loss of rollouts (https://arxiv.org/abs/1802.01561), as a mean over steps."""
     parts = []
     for rollout in batch:
         length, size = rollout.dones.shape

@@ -1,6 +1,5 @@
-"""The options of a run, the schemes of the paper as choices of them, and what is checked."""
+"""The options of a run, the schemes of the paper as presets of them, and their checks."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -8,137 +7,121 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from baselines import run_log
-from baselines.run_log import RunId
-from baselines.torch_networks import make_network
+from baselines.torch_networks import choose_network, make_network
 from baselines.worker_schemes import agents, sac
 from baselines.worker_schemes.agents import Agent, Algorithm
-from cleanba.command_line import BadInput
+from baselines.worker_schemes.schemes import AGENTS, SCHEMES, Link, Scheme
 from cleanba.environments import EnvSpec, check_env_id, describe_env, make_envs
+from cleanba.run.arguments import (
+    Count,
+    CountOrZero,
+    Hyper,
+    Nested,
+    NotHyper,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    check_args,
+)
+from cleanba.run.command_line import BadInput, input_checks
+from cleanba.run.options import RunId, RunOptions, check_run, run_id
 
-Link = Literal["synchronous", "asynchronous"]
 
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings."""
 
-class Scheme(NamedTuple):
-    """How many workers there are, and how they wait for each other (figure 5 of the paper)."""
-
-    gradient_workers: int  # 0: one, in the process of the update worker
-    collection_workers: int  # of each gradient worker; 0: one, in its process
-    gradients: Link
-    collection: Link
-    enough: float = 1.0  # share of workers that end their rollouts before the others are told to
-    priority_exponent: float = 0.0  # of a replay buffer
-
-
-SCHEMES: Mapping[str, Scheme] = {
-    "single-threaded": Scheme(0, 0, "synchronous", "synchronous"),
-    "dppo": Scheme(2, 0, "synchronous", "synchronous"),
-    # of two workers; DD-PPO has 0.6, of many
-    "ddppo": Scheme(2, 0, "synchronous", "synchronous", enough=0.5),
-    "appo": Scheme(2, 0, "asynchronous", "synchronous"),
-    "impala": Scheme(0, 2, "synchronous", "asynchronous"),
-    "ape-x": Scheme(0, 2, "synchronous", "asynchronous", priority_exponent=0.6),
-    "rapid": Scheme(2, 2, "synchronous", "asynchronous"),
-    "async-rapid": Scheme(2, 2, "asynchronous", "asynchronous"),
-}
+    ray_address: str | None = None
+    """Ray cluster to run on, e.g. `auto`; by default one is started on this machine."""
+    local_nodes: Count = 1
+    """Ray nodes to start on this machine, to imitate a cluster."""
+    cpus_per_worker: Positive = 1.0
+    """Cores that Ray reserves for each worker."""
 
 
 @dataclass(frozen=True)
 class Args:
     """An agent, a scheme, and hardware settings; hyperparameters as in the paper's tables 1 and 2."""
 
-    env_id: str = "Breakout-v5"
+    env_id: NotHyper[str] = "Breakout-v5"
     """EnvPool environment."""
-    seed: int = 1
+    seed: NotHyper[int] = 1
     """Seed of the run: environments, initial parameters, actions, minibatches."""
-    agent: Literal["ppo", "impala", "sac"] = "ppo"
+    agent: Hyper[Literal[AGENTS]] = "ppo"
     """PPO with GAE, IMPALA with V-trace, or SAC, which is for continuous actions."""
-    scheme: Literal[tuple(SCHEMES)] = "single-threaded"
+    scheme: Hyper[Literal[tuple(SCHEMES)]] = "single-threaded"
     """Numbers of workers and links by the name of the work that introduced them; each can be set below."""
-    gradient_workers: int | None = None
+    gradient_workers: Hyper[CountOrZero | None] = None
     """Workers that compute gradients; 0 for one in the process of the update worker."""
-    collection_workers: int | None = None
+    collection_workers: Hyper[CountOrZero | None] = None
     """Workers that collect rollouts for each gradient worker; 0 for one in its process."""
-    gradients: Link | None = None
-    """Apply the mean gradient of all gradient workers, or each gradient as it comes."""
-    collection: Link | None = None
-    """Wait for the rollouts of all collection workers, or go on with the first."""
-    enough: float | None = None
-    """Preemption threshold of DD-PPO: share of workers that are waited for while rollouts are collected;
-    the others then end theirs, at a quarter of their length at least."""
-    total_timesteps: int = 10_000_000
+    gradients: Hyper[Link | None] = None
+    """Apply the mean gradient of all gradient workers, or each gradient as it arrives."""
+    collection: Hyper[Link | None] = None
+    """Wait for the rollouts of all collection workers, or use the first that is ready."""
+    preemption_threshold: Hyper[PositiveShare | None] = None
+    """Preemption threshold of DD-PPO: share of workers that must finish their rollouts before the others
+    are told to end theirs early, after a quarter of their steps at least."""
+    total_timesteps: Hyper[Count] = 10_000_000
     """Agent steps to learn from."""
-    num_envs: int = 8
+    num_envs: Hyper[Count] = 8
     """Environments of each collection worker."""
-    num_steps: int | None = None
+    num_steps: Hyper[Count | None] = None
     """Steps of each environment in a rollout; by default 128 (PPO, SAC) or 20 (IMPALA)."""
-    learning_rate: float | None = None
+    learning_rate: Hyper[Positive | None] = None
     """Learning rate; by default 2.5e-4 (PPO), 6e-4 (IMPALA) or 1e-3 (SAC's critics)."""
-    optimizer_eps: float | None = None
+    optimizer_eps: Hyper[NotNegative | None] = None
     """Epsilon of the optimiser; by default 1e-5 (Adam of PPO) or 0.01 (RMSProp of IMPALA)."""
-    anneal: bool = True
-    """Let the learning rate, and PPO's clipping, fall linearly to 0; never SAC's."""
-    gamma: float | None = None
+    anneal: Hyper[bool] = True
+    """Anneal the learning rate, and PPO's clipping, linearly to 0; never SAC's."""
+    gamma: Hyper[Share | None] = None
     """Discount factor; by default 0.99, of SAC 0.98."""
-    max_grad_norm: float | None = None
+    max_grad_norm: Hyper[Positive | None] = None
     """Largest global norm of what is applied; by default 0.5 (PPO), 40 (IMPALA), none (SAC)."""
-    ent_coef: float = 0.01
+    ent_coef: Hyper[NotNegative] = 0.01
     """Coefficient of the entropy (PPO, IMPALA)."""
-    vf_coef: float | None = None
+    vf_coef: Hyper[NotNegative | None] = None
     """Coefficient of the value loss; by default 1 (PPO) or 0.5 (IMPALA)."""
-    gae_lambda: float = 0.95
+    gae_lambda: Hyper[Share] = 0.95
     """PPO: lambda of generalised advantage estimation."""
-    clip_coef: float = 0.15
+    clip_coef: Hyper[Positive] = 0.15
     """PPO: clipping of the probability ratio."""
-    update_epochs: int = 3
+    update_epochs: Hyper[Count] = 3
     """PPO: epochs over what was collected."""
-    num_minibatches: int = 4
+    num_minibatches: Hyper[Count] = 4
     """PPO: minibatches of an epoch, each a gradient."""
-    reward_clipping: Literal["abs_one", "none"] = "abs_one"
+    reward_clipping: Hyper[Literal["abs_one", "none"]] = "abs_one"
     """PPO, IMPALA: clip rewards to [-1, 1] for learning, or not."""
-    policy_lr: float = 1e-4
+    policy_lr: Hyper[Positive] = 1e-4
     """SAC: learning rate of the policy."""
-    alpha_lr: float = 1e-5
+    alpha_lr: Hyper[Positive] = 1e-5
     """SAC: learning rate of the temperature."""
-    initial_alpha: float = 0.2
+    initial_alpha: Hyper[Positive] = 0.2
     """SAC: first temperature."""
-    polyak: float = 0.995
+    polyak: Hyper[Share] = 0.995
     """SAC: share of themselves that target critics keep at each update."""
-    replay_size: int = 1_500_000
+    replay_size: Hyper[Count] = 1_500_000
     """SAC: transitions that each gradient worker keeps."""
-    batch_size: int = 256
+    batch_size: Hyper[Count] = 256
     """SAC: transitions in a batch."""
-    priority_exponent: float | None = None
+    priority_exponent: Hyper[NotNegative | None] = None
     """SAC: draw transitions in proportion to this power of their last errors; 0 draws evenly. By default 0.6
     with the scheme ape-x, else 0."""
-    importance_exponent: float = 0.4
+    importance_exponent: Hyper[NotNegative] = 0.4
     """SAC: power of the weights that make up for uneven draws."""
-    start_steps: int = 10_000
+    start_steps: Hyper[CountOrZero] = 10_000
     """SAC: steps before the first update, over all workers, with random actions; at least a batch."""
-    num_updates: int = 32
+    num_updates: Hyper[Count] = 32
     """SAC: gradients after each rollout."""
-    network: Literal["auto", "resnet", "nature", "mlp"] = "auto"
+    network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network; auto takes the Nature CNN for images, else the MLP (of SAC with ReLU)."""
-    hiddens: tuple[int, ...] | None = None
+    hiddens: Hyper[tuple[Count, ...] | None] = None
     """Widths of the dense layers; by default the network's own, of SAC 256 and 256."""
-    atari_preprocessing: Literal["machado", "gym"] = "machado"
+    atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's."""
-    ray_address: str | None = None
-    """Ray cluster to run on, e.g. `auto`; by default one is started on this machine."""
-    local_nodes: int = 1
-    """Ray nodes to start on this machine, as if they were so many."""
-    cpus_per_worker: float = 1.0
-    """Cores that Ray reserves for each worker."""
-    runs_dir: str = "runs"
-    """Folder of the run records."""
-    study: str = "default"
-    """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
-    setting: str | None = None
-    """Name of the hardware setting; by default the numbers of workers."""
-    overwrite: bool = False
-    """Delete the record of an earlier run of the same name."""
-    progress: bool = True
-    """Print a line of progress every few seconds."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
 
 
 DEFAULTS = {
@@ -155,31 +138,12 @@ DEFAULTS = {
         "max_grad_norm": 1e9, "vf_coef": 1.0,
     },
 }  # fmt: skip
-RANGES = {
-    "counts": (
-        "total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches", "replay_size",
-        "batch_size", "num_updates", "local_nodes",
-    ),
-    "positive": (
-        "learning_rate", "max_grad_norm", "clip_coef", "policy_lr", "alpha_lr", "initial_alpha",
-        "cpus_per_worker", "enough",
-    ),
-    "not_negative": (
-        "optimizer_eps", "ent_coef", "vf_coef", "gradient_workers", "collection_workers", "start_steps",
-        "priority_exponent", "importance_exponent",
-    ),
-    "shares": ("gamma", "gae_lambda", "polyak", "enough"),
-}  # fmt: skip
-HARDWARE = ("ray_address", "local_nodes", "cpus_per_worker")
-NOT_HYPERPARAMETERS = {
-    *HARDWARE, "runs_dir", "study", "setting", "overwrite", "progress", "env_id", "seed",
-}  # fmt: skip
 
 
 class Plan(NamedTuple):
     """A run that has been checked and may begin."""
 
-    args: Args  # with what was chosen where they said None
+    args: Args  # with the values chosen for those that were None
     scheme: Scheme
     run: RunId
     agent: Agent
@@ -187,9 +151,9 @@ class Plan(NamedTuple):
 
 
 def choose_scheme(args: Args) -> Scheme:
-    """Return the scheme that was named, with what was set apart from it."""
-    said = {name: getattr(args, name) for name in Scheme._fields}
-    chosen = {name: value for name, value in said.items() if value is not None}
+    """Return the scheme of a name, with the values that other flags override."""
+    given = {name: getattr(args, name) for name in Scheme._fields}
+    chosen = {name: value for name, value in given.items() if value is not None}
     scheme = SCHEMES[args.scheme]._replace(**chosen)
     # only SAC has a replay buffer
     return scheme if args.agent == "sac" else scheme._replace(priority_exponent=0.0)
@@ -215,7 +179,7 @@ def describe_control(env_id: str, preprocessing: str) -> tuple[EnvSpec, sac.Acti
 
 
 def make_seeded(make: partial, seed: int) -> torch.nn.Module:
-    """Make a network whose initial parameters are those of a seed, wherever it is made."""
+    """Make a network whose initial parameters depend on a seed alone, in whichever process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -259,9 +223,7 @@ def make_agent(args: Args, scheme: Scheme) -> tuple[Agent, str]:
         )
         return agent, "mlp"
     spec = describe_env(args.env_id, args.atari_preprocessing)
-    images = len(spec.obs_shape) == 3
-    name = "nature" if args.network == "auto" and images else args.network
-    name = run_log.choose_network(name, spec)
+    name = choose_network(args.network, spec, images="nature")
     make = partial(make_network, name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
     clip_rewards = args.reward_clipping == "abs_one"
     coefficients = {"ent_coef": args.ent_coef, "vf_coef": args.vf_coef}
@@ -283,49 +245,44 @@ def make_agent(args: Args, scheme: Scheme) -> tuple[Agent, str]:
             agents.vtrace_loss, gamma=args.gamma, clip_rewards=clip_rewards, **coefficients
         )
         make_optimizer = partial(agents.make_rmsprop, **optimizer)
-    algorithm = Algorithm(loss, make_optimizer, agents.nothing_follows)
+    algorithm = Algorithm(loss, make_optimizer, agents.no_target_networks)
     seeded = partial(make_seeded, make, args.seed)
     return Agent(seeded, agents.act_by_logits, make_storage, algorithm), name
 
 
+@input_checks()
 def prepare(args: Args) -> Plan:
     """Check everything that can be wrong with a run; nothing is written yet.
 
     Raises:
       BadInput: with one line.
+      RecordError: if there is a record already and it may not be overwritten.
     """
-    try:
-        run_log.check_options(args, RANGES)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    check_args(args)
     chosen = {k: v for k, v in DEFAULTS[args.agent].items() if getattr(args, k) is None}
     args = replace(args, **chosen)
     scheme = choose_scheme(args)
-    try:
-        if scheme.enough < 1 and "asynchronous" in (scheme.gradients, scheme.collection):
-            raise ValueError(f"--enough {scheme.enough}: only synchronous workers are waited for")
-        if args.ray_address is not None and args.local_nodes > 1:
-            raise ValueError("--local-nodes: for a cluster on this machine, not with --ray-address")
-        if args.priority_exponent and args.agent != "sac":
-            raise ValueError(
-                f"--priority-exponent {args.priority_exponent}: of SAC's replay buffer; --agent {args.agent} "
-                "has none"
-            )
-        batch = args.num_steps * args.num_envs
-        if args.agent == "ppo" and args.num_minibatches > batch // 8:
-            raise ValueError(
-                f"--num-minibatches {args.num_minibatches}: too many for the {batch} steps of a rollout"
-            )
-        if args.total_timesteps < batch:
-            raise ValueError(
-                f"--total-timesteps {args.total_timesteps}: a rollout holds {batch} steps"
-            )
-        system = f"schemes_{args.agent}-{args.scheme}"
-        setting = args.setting or f"g{scheme.gradient_workers}-c{scheme.collection_workers}"
-        run = RunId(system, setting, args.env_id, args.seed, args.study, args.runs_dir)
-        everyone = max(scheme.gradient_workers, 1) * max(scheme.collection_workers, 1)
-        run_log.check_new(run, everyone * args.num_envs, overwrite=args.overwrite)
-        agent, network = make_agent(args, scheme)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    threshold = scheme.preemption_threshold
+    if threshold < 1 and "asynchronous" in (scheme.gradients, scheme.collection):
+        raise BadInput(f"--preemption-threshold {threshold}: only for synchronous workers")
+    if args.hardware.ray_address is not None and args.hardware.local_nodes > 1:
+        raise BadInput("--local-nodes: starts a cluster on this machine, so not with --ray-address")
+    if args.priority_exponent and args.agent != "sac":
+        raise BadInput(
+            f"--priority-exponent {args.priority_exponent}: of SAC's replay buffer; --agent {args.agent} "
+            "has none"
+        )
+    batch = args.num_steps * args.num_envs
+    if args.agent == "ppo" and args.num_minibatches > batch // 8:
+        raise BadInput(
+            f"--num-minibatches {args.num_minibatches}: too many for the {batch} steps of a rollout"
+        )
+    if args.total_timesteps < batch:
+        raise BadInput(f"--total-timesteps {args.total_timesteps}: a rollout holds {batch} steps")
+    system = f"schemes_{args.agent}-{args.scheme}"
+    setting = f"g{scheme.gradient_workers}-c{scheme.collection_workers}"
+    run = run_id(system, args.env_id, args.seed, args.run, setting)
+    workers = max(scheme.gradient_workers, 1) * max(scheme.collection_workers, 1)
+    check_run(run, workers * args.num_envs, overwrite=args.run.overwrite)
+    agent, network = make_agent(args, scheme)
     return Plan(args, scheme, run, agent, network)

@@ -12,7 +12,7 @@ from torch import nn
 
 from baselines.worker_schemes.agents import Decision, Rollout
 
-SMALLEST_ERROR = 1e-6  # so that no transition is never drawn again
+SMALLEST_ERROR = 1e-6  # added to every error, so that each transition can be sampled again
 LOG_STD = (-5.0, 2.0)  # smallest and largest logarithm of a standard deviation, as in CleanRL's
 
 
@@ -36,7 +36,7 @@ class SACNetwork(nn.Module):
     def __init__(
         self, obs_size: int, bounds: ActionBounds, hiddens: Sequence[int], initial_alpha: float
     ):
-        """Make them; the targets begin as the critics."""
+        """Initialize the networks; the targets start equal to the critics."""
         super().__init__()
         size = len(bounds.low)
         low, high = torch.tensor(bounds.low), torch.tensor(bounds.high)
@@ -48,14 +48,14 @@ class SACNetwork(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(float(np.log(initial_alpha))))
 
     def sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the policy makes of normal noise.
+        """Sample actions from the policy by the reparameterization trick.
 
         Args:
           obs: [N, ...].
-          noise: [N, size].
+          noise: [N, size], standard normal.
 
         Returns:
-          Actions [N, size] as the critics take them, from -1 to 1, and their log-probabilities [N] in the
+          Actions [N, size] in [-1, 1], as the critics expect them, and their log-probabilities [N] in the
           environment's units.
         """
         mean, log_std = self.policy(obs.flatten(1)).chunk(2, dim=-1)
@@ -63,7 +63,7 @@ class SACNetwork(nn.Module):
         log_std = smallest + 0.5 * (largest - smallest) * (torch.tanh(log_std) + 1)
         before = mean + log_std.exp() * noise
         logprob = (-0.5 * noise.square() - log_std - 0.5 * np.log(2 * np.pi)).sum(dim=-1)
-        # of tanh, and of the scale: log(1 - tanh(x)^2) in a form that does not round to log(0)
+        # Jacobian of tanh and of the scale; this form of log(1 - tanh(x)^2) does not round to log(0)
         logprob = logprob - (2 * (np.log(2) - before - F.softplus(-2 * before))).sum(dim=-1)
         logprob = logprob - self.scale.log().sum()
         return torch.tanh(before), logprob
@@ -71,13 +71,13 @@ class SACNetwork(nn.Module):
     def values(
         self, critics: nn.ModuleList, obs: torch.Tensor, actions: torch.Tensor
     ) -> torch.Tensor:
-        """Return what each of two critics makes of observations and actions from -1 to 1 [2, N]."""
+        """Return the two critics' Q values [2, N] of observations and actions in [-1, 1]."""
         inputs = torch.cat([obs.flatten(1), actions], dim=-1)
         return torch.stack([critic(inputs)[:, 0] for critic in critics])
 
 
 def act(network: SACNetwork, obs: np.ndarray, rng: np.random.Generator, version: int) -> Decision:
-    """Draw actions from the policy, and evenly before its first update (version 1)."""
+    """Sample actions from the policy; uniformly before its first update (version 1)."""
     shape = (len(obs), len(network.scale))
     scale, middle = network.scale.numpy(), network.middle.numpy()
     if version == 1:
@@ -90,30 +90,31 @@ def act(network: SACNetwork, obs: np.ndarray, rng: np.random.Generator, version:
 
 
 class Transitions(NamedTuple):
-    """Transitions in any order [N]."""
+    """A batch of N transitions."""
 
     obs: torch.Tensor
-    actions: torch.Tensor  # as the environment took them
+    actions: torch.Tensor  # in the environment's units
     rewards: torch.Tensor
     next_obs: torch.Tensor
-    terminated: torch.Tensor  # bool; a cut episode has a value after its end
+    terminated: torch.Tensor  # bool; a truncated episode is bootstrapped
     noise: torch.Tensor  # [2, N, size], for the actions in observations and in next ones
-    weights: torch.Tensor  # of their losses; 1 where transitions were drawn evenly
+    weights: torch.Tensor  # importance weights of the critics' losses; 1 for uniform sampling
 
 
 class SumTree:
-    """Numbers from 0 up, and draws of their places in proportion to them, in logarithmic time.
+    """Nonnegative numbers, sampled in proportion to their values in logarithmic time.
 
-    A complete binary tree in one array: the numbers are its leaves, every other node is the sum of its two.
+    A complete binary tree in one array: the numbers are the leaves, and each inner node is the sum of its
+    two children.
     """
 
     def __init__(self, size: int):
-        """Begin with zeros."""
-        self._first = 1 << max(size - 1, 1).bit_length()  # leaf
+        """Start with zeros."""
+        self._first = 1 << max(size - 1, 1).bit_length()  # index of the first leaf
         self._nodes = np.zeros(2 * self._first)
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        """Return some of the numbers."""
+        """Return the numbers at some indices."""
         return self._nodes[self._first + places]
 
     @property
@@ -122,7 +123,7 @@ class SumTree:
         return float(self._nodes[1])
 
     def set(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Change some of the numbers; of several values for one place, the last counts."""
+        """Set the numbers at some indices; the last value counts where an index is repeated."""
         nodes = self._first + places
         self._nodes[nodes] = values
         while nodes[0] > 1:
@@ -130,7 +131,7 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, sums: np.ndarray) -> np.ndarray:
-        """Return for each sum, from 0 to less than the total, where the numbers add up to more than it."""
+        """Return, for each sum in [0, total), the first index whose cumulative sum exceeds it."""
         nodes = np.ones(len(sums), np.int64)
         sums = sums.copy()
         while nodes[0] < self._first:
@@ -142,10 +143,10 @@ class SumTree:
 
 
 class ReplayStorage:
-    """The last transitions; a number of batches is drawn from them after each time that some came.
+    """A replay buffer; a fixed number of batches is sampled after each insertion.
 
-    Evenly, or with priorities (https://arxiv.org/abs/1511.05952, section 3.3): in proportion to a power of
-    the error that a transition had when it was last learned from, the new ones to the largest so far.
+    Sampling is uniform or prioritized (https://arxiv.org/abs/1511.05952, section 3.3): in proportion to a
+    power of a transition's last error; new transitions get the largest priority so far.
     """
 
     def __init__(
@@ -159,33 +160,33 @@ class ReplayStorage:
         priority_exponent: float = 0.0,
         importance_exponent: float = 0.4,
     ):
-        """Begin empty.
+        """Create an empty buffer.
 
         Args:
-          seed: of what is drawn.
-          capacity: transitions that are kept.
-          first: transitions that are there before the first batch is drawn.
-          batch_size: of a batch.
-          num_updates: batches after each time that some came.
-          priority_exponent: power of the errors; 0 draws evenly.
-          importance_exponent: power of the weights that make up for uneven draws; 1 makes up for all of it.
+          seed: of the sampling.
+          capacity: largest number of transitions; the oldest are replaced.
+          first: transitions that must be in the buffer before the first batch.
+          batch_size: transitions in a batch.
+          num_updates: batches after each insertion.
+          priority_exponent: power of the errors (alpha in the paper); 0 samples uniformly.
+          importance_exponent: power of the importance weights (beta); 1 corrects the bias fully.
         """
         self._rng = np.random.default_rng(seed)
         self._capacity, self._first = capacity, first
         self._batch_size, self._num_updates = batch_size, num_updates
         self._fields: list[np.ndarray] = []
-        self._count = 0  # that ever came
+        self._count = 0  # transitions ever inserted
         self._left = 0
         self._exponent, self._importance = priority_exponent, importance_exponent
         self._priorities = SumTree(capacity) if priority_exponent else None
-        self._largest = 1.0  # priority so far
-        self._drawn = np.empty(0, np.int64)  # places of the last batch
+        self._largest = 1.0  # largest priority so far
+        self._drawn = np.empty(0, np.int64)  # indices of the last batch
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Take in transitions, in the place of the oldest."""
+        """Insert transitions, which replace the oldest ones."""
         for rollout in rollouts:
-            # The observation after an episode's last step is its own last one: EnvPool resets on the
-            # step after that, which is left out.
+            # The observation after an episode's last step is its true final one: EnvPool resets on the
+            # following step, which is left out.
             real = ~rollout.resets
             fields = (
                 rollout.obs[:-1], rollout.actions, rollout.rewards, rollout.obs[1:], rollout.terminated
@@ -203,7 +204,7 @@ class ReplayStorage:
             self._left = self._num_updates
 
     def next(self) -> Transitions | None:
-        """Draw a batch, or return None after the last."""
+        """Sample a batch, or return None after the last one."""
         if not self._left:
             return None
         self._left -= 1
@@ -214,19 +215,19 @@ class ReplayStorage:
         return Transitions(*fields, noise, torch.from_numpy(weights))
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return places of transitions, and the weights of their losses."""
+        """Return indices of transitions and their importance weights."""
         size = min(self._count, self._capacity)
         if self._priorities is None:
             places = self._rng.integers(size, size=self._batch_size)
             return places, np.ones(self._batch_size, np.float32)
         total = self._priorities.total
         places = self._priorities.find(self._rng.random(self._batch_size) * total)
-        places = np.minimum(places, size - 1)  # rounding must not lead beyond what there is
+        places = np.minimum(places, size - 1)  # rounding may lead past the last transition
         weights = (size * self._priorities[places] / total) ** -self._importance
         return places, (weights / weights.max()).astype(np.float32)
 
     def reprioritize(self, errors: torch.Tensor) -> None:
-        """Take in the errors [N] of the last batch."""
+        """Set the priorities of the last batch from its errors [N]."""
         if self._priorities is None:
             return
         priorities = (errors.numpy().astype(np.float64) + SMALLEST_ERROR) ** self._exponent
@@ -237,13 +238,13 @@ class ReplayStorage:
 def sac_loss(
     network: SACNetwork, batch: Transitions, progress: float, *, gamma: float
 ) -> dict[str, torch.Tensor]:
-    """Return the sum of SAC's losses; each has a gradient in its own parameters alone.
+    """Return the sum of SAC's losses; each has gradients in its own parameters only.
 
-    The critics learn towards the lower of their targets, with the entropy in it; the policy towards
-    the lower critic, which is held; the temperature towards an entropy of minus the actions' size.
+    The critics regress to the smaller target value plus entropy; the policy maximizes the smaller critic,
+    whose parameters are held; the temperature steers the entropy to minus the number of action components.
 
     Returns:
-      `loss`, others to record, and `errors` [N]: of the critics, for priorities.
+      `loss`; further losses to record; and `errors` [N], the critics' mean absolute errors, for priorities.
     """
     alpha = network.log_alpha.exp().detach()
     actions = (batch.actions - network.middle) / network.scale
@@ -255,7 +256,7 @@ def sac_loss(
     errors = network.values(network.critics, batch.obs, actions) - targets
     value_loss = (batch.weights * errors.square()).mean(dim=-1).sum()
     drawn, logprob = network.sample(batch.obs, batch.noise[0])
-    network.critics.requires_grad_(False)  # from here on; the graph of their own loss is made
+    network.critics.requires_grad_(False)  # the graph of their own loss is already built
     policy_loss = (
         alpha * logprob - network.values(network.critics, batch.obs, drawn).amin(dim=0)
     ).mean()
@@ -276,7 +277,7 @@ def sac_loss(
 def make_optimizer(
     network: SACNetwork, *, policy_lr: float, critic_lr: float, alpha_lr: float
 ) -> torch.optim.Optimizer:
-    """Return Adam, with a learning rate for each of policy, critics and temperature."""
+    """Return Adam with separate learning rates for policy, critics and temperature."""
     groups = [
         {"params": network.policy.parameters(), "lr": policy_lr},
         {"params": network.critics.parameters(), "lr": critic_lr},
@@ -286,7 +287,7 @@ def make_optimizer(
 
 
 def move_targets(network: SACNetwork, *, polyak: float) -> None:
-    """Move the target critics towards the critics, to keep a share `polyak` of what they were."""
+    """Move the target critics towards the critics: targets = polyak * targets + (1 - polyak) * critics."""
     with torch.no_grad():
         for target, critic in zip(
             network.targets.parameters(), network.critics.parameters(), strict=True

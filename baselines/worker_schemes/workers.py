@@ -1,7 +1,7 @@
 """The three kinds of workers, each for one task: collect rollouts, compute gradients, update parameters.
 
-An update worker has gradient workers, and each of those has collection workers. Whether one waits for all
-of its workers, or goes on with the first, is the link between them: synchronous or asynchronous.
+An update worker has a pool of gradient workers, and each of those a pool of collection workers. A link
+between a worker and its pool is synchronous (wait for all) or asynchronous (use the first that answers).
 """
 
 import time
@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from baselines.worker_schemes.agents import Agent, Rollout
-from baselines.worker_schemes.crew import Crew
+from baselines.worker_schemes.worker_pool import WorkerPool
 from cleanba.environments import MAX_ENVS, EpisodeStatistics, env_seeds, make_envs
 
 Parameters = Sequence[np.ndarray]  # of a network, in the order of its state
-# Of a rollout, that is collected even if the others are done before (DD-PPO, section 4)
+# Share of a rollout that is collected even if the worker is preempted (DD-PPO, section 4)
 SMALLEST_SHARE = 0.25
 
-# What Ray hands over is read-only, and is only read.
+# Arrays from Ray are read-only, and are only read.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
@@ -45,7 +45,7 @@ class EnvOptions(NamedTuple):
     num_envs: int  # of each worker
     num_steps: int  # of a rollout
     preprocessing: str
-    num_workers: int  # of the whole run: whoever takes a dead one's place has other seeds
+    num_workers: int  # of the whole run, so that a replacement gets seeds that no worker has
 
 
 class Collected(NamedTuple):
@@ -64,20 +64,20 @@ class Collected(NamedTuple):
 
 
 class CollectionWorker:
-    """Steps environments, with the parameters that it is given."""
+    """Steps environments with the parameters that it is given."""
 
-    def __init__(self, agent: Agent, options: EnvOptions, index: int, life: int):
+    def __init__(self, agent: Agent, options: EnvOptions, index: int, incarnation: int):
         """Make environments and network.
 
         Args:
           agent: whose network acts.
           options: of the environments.
           index: of the worker in the run.
-          life: how many of this index have died.
+          incarnation: number of workers of this index that have died.
         """
         torch.set_num_threads(1)
         self._agent, self._options, self._index = agent, options, index
-        first = (index + life * options.num_workers) * options.num_envs
+        first = (index + incarnation * options.num_workers) * options.num_envs
         self._first = first % (MAX_ENVS - options.num_envs)
         seeds = env_seeds(options.seed, self._first, options.num_envs)
         self._rng = np.random.default_rng(seeds[0])
@@ -90,7 +90,7 @@ class CollectionWorker:
         self._ended: float | None = None  # when the last rollout did
 
     def preempt(self, version: int) -> None:
-        """End the rollout of a version once enough of it is there; it may not have begun yet."""
+        """End the rollout of a version early, after SMALLEST_SHARE of it; it may not have begun yet."""
         self._preempted_at = version
 
     @torch.inference_mode()
@@ -140,7 +140,7 @@ class CollectionWorker:
         return obs.astype(np.float32) if obs.dtype == np.float64 else obs.copy()
 
     def end(self) -> None:
-        """Let go of the environments."""
+        """Close the environments."""
         self._envs.close()
 
 
@@ -154,29 +154,35 @@ class Gradient(NamedTuple):
     wait_time: float  # seconds for rollouts
     training_time: float  # seconds to compute
     exhausted: bool  # the next one needs new rollouts
-    replaced: list[str]  # workers, in words
+    replaced: list[str]  # a message for each worker that died
 
 
 class GradientWorker:
     """Computes gradients from what its collection workers send."""
 
     def __init__(
-        self, agent: Agent, collectors: Crew, asynchronous: bool, enough: float, seed: int
+        self,
+        agent: Agent,
+        collectors: WorkerPool,
+        asynchronous: bool,
+        preemption_threshold: float,
+        seed: int,
     ):
         """Make network and storage.
 
         Args:
           agent: whose loss is computed.
           collectors: its collection workers.
-          asynchronous: go on with the first rollout, while the others are collected.
-          enough: synchronous: share of workers that are waited for; the others end their rollouts early.
-          seed: of what is drawn in the storage.
+          asynchronous: use the first rollout that is ready, while the others are collected.
+          preemption_threshold: if synchronous, share of workers after which the others end their rollouts
+            early.
+          seed: of the storage's random draws.
         """
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self._agent, self._collectors = agent, collectors
         self._asynchronous = asynchronous and not collectors.is_local
-        self._enough = enough
+        self._threshold = preemption_threshold
         self._network = agent.make_network()
         self._storage = agent.make_storage(seed)
         self._batch: Any | None = None
@@ -185,7 +191,7 @@ class GradientWorker:
         self._wait_time = 0.0
 
     def preempt(self, version: int) -> None:
-        """Tell the collection workers to end their rollouts of a version."""
+        """Tell the collection workers to end their rollouts of a version early."""
         for index in range(self._collectors.size):
             self._collectors.tell(index, "preempt", version)
 
@@ -200,14 +206,14 @@ class GradientWorker:
             else:
                 for index in range(self._collectors.size):
                     self._collectors.ask(index, "collect", shared, version)
-                collected = self._collectors.take_all(self._enough, ("preempt", version))
+                collected = self._collectors.take_all(self._threshold, ("preempt", version))
             self._storage.put([c.rollout for c in collected])
             self._collected += collected
             self._batch = self._storage.next()
         self._wait_time += time.perf_counter() - before
 
     def _take_one(self, parameters: Any, version: int) -> Collected:
-        """Return the first rollout that is ready; whose it was begins the next one."""
+        """Return the first rollout that is ready; its worker begins the next one."""
         if not self._collecting:
             for index in range(self._collectors.size):
                 self._collectors.ask(index, "collect", parameters, version)
@@ -249,7 +255,7 @@ class GradientWorker:
         )
 
     def end(self) -> None:
-        """End the collection workers."""
+        """Stop the collection workers."""
         self._collectors.end()
 
 
@@ -261,7 +267,7 @@ class Update(NamedTuple):
     gradients: list[Gradient]  # whose mean was applied
     grad_norm: float  # of that mean, before clipping
     learning_rate: float
-    replaced: list[str]  # workers, in words
+    replaced: list[str]  # a message for each worker that died
 
 
 class UpdateWorker:
@@ -270,10 +276,10 @@ class UpdateWorker:
     def __init__(
         self,
         agent: Agent,
-        workers: Crew,
+        workers: WorkerPool,
         *,
         asynchronous: bool,
-        enough: float,
+        preemption_threshold: float,
         total_steps: int,
         max_grad_norm: float,
         anneal: bool,
@@ -283,32 +289,32 @@ class UpdateWorker:
         Args:
           agent: that learns.
           workers: its gradient workers.
-          asynchronous: apply each gradient as it comes, not the mean of all.
-          enough: synchronous: share of gradient workers whose rollouts are waited for (DD-PPO's preemption
-            threshold); the others end theirs early.
-          total_steps: of the run.
-          max_grad_norm: largest global norm of what is applied.
-          anneal: let the learning rates fall linearly to 0.
+          asynchronous: apply each gradient as it arrives, not the mean of all.
+          preemption_threshold: if synchronous, share of gradient workers after which the others end their
+            rollouts early (DD-PPO).
+          total_steps: agent steps of the run.
+          max_grad_norm: largest global norm of an applied gradient.
+          anneal: anneal the learning rates linearly to 0.
         """
         self.network = agent.make_network()
         self.version, self.steps = 1, 0
         self._agent, self._workers = agent, workers
-        self._asynchronous, self._enough = asynchronous, enough
+        self._asynchronous, self._threshold = asynchronous, preemption_threshold
         self._total_steps, self._max_norm, self._anneal = total_steps, max_grad_norm, anneal
         self._optimizer = agent.algorithm.make_optimizer(self.network)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._exhausted = True
-        self._learned = 0  # steps whose batches were all learned from
-        self._begun = [0] * workers.size  # steps, of each worker, of which some were
+        self._learned = 0  # steps whose batches have all been learned from
+        self._begun = [0] * workers.size  # steps of each worker whose batches have partly been
         self._asked = False
-        self._ended: set[int] = set()  # asynchronous: workers that are not asked any more
-        self.done = False  # the run's steps are there, and what is made of them was learned from
+        self._ended: set[int] = set()  # asynchronous: workers that get no further request
+        self.done = False  # all steps of the run have been collected and learned from
 
     def _ask(self, index: int, shared: Any) -> None:
         self._workers.ask(index, "gradient", shared, self.version, self._progress())
 
     def _progress(self) -> float:
-        # does not move while a rollout is learned from: its last batches count as much as its first
+        # constant while a rollout is learned from, so that all its batches have one learning rate
         return min(self._learned / self._total_steps, 1.0) if self._anneal else 0.0
 
     def step(self) -> Update:
@@ -323,10 +329,10 @@ class UpdateWorker:
             answers = [self._workers.take()]
         else:
             shared = self._workers.share(parameters_of(self.network))
-            if self._exhausted and self._enough < 1:
+            if self._exhausted and self._threshold < 1:
                 for index in workers:
                     self._workers.ask(index, "collect", shared, self.version)
-                self._workers.take_all(self._enough, ("preempt", self.version))
+                self._workers.take_all(self._threshold, ("preempt", self.version))
             for index in workers:
                 self._ask(index, shared)
             answers = list(zip(workers, self._workers.take_all(), strict=True))
@@ -344,12 +350,12 @@ class UpdateWorker:
         ends = self._exhausted and self.steps >= self._total_steps
         if not self._asynchronous:
             self.done = ends
-        elif ends:  # the others go on to the ends of their rollouts
+        elif ends:  # the others finish their rollouts
             self._ended.add(answers[0][0])
             self.done = len(self._ended) == self._workers.size
         else:
             self._ask(answers[0][0], self._workers.share(parameters_of(self.network)))
-        replaced = [words for gradient in gradients for words in gradient.replaced]
+        replaced = [message for gradient in gradients for message in gradient.replaced]
         replaced += self._workers.replaced
         self._workers.replaced = []
         return Update(self.version, self.steps, gradients, norm, rate, replaced)
@@ -357,17 +363,17 @@ class UpdateWorker:
     def _apply(self, gradients: list[Gradient]) -> tuple[float, float]:
         learned = [p for p in self.network.parameters() if p.requires_grad]
         for parameter, *parts in zip(learned, *(g.gradients for g in gradients), strict=True):
-            # always a copy: it is clipped in place, and what Ray has sent is not ours to write to
+            # always a copy: it is clipped in place, and arrays from Ray are read-only
             mean = np.mean(parts, axis=0) if len(parts) > 1 else np.array(parts[0])
             parameter.grad = torch.from_numpy(np.asarray(mean))
         norm = torch.nn.utils.clip_grad_norm_(learned, self._max_norm)
-        fallen = 1 - self._progress()
+        remaining = 1 - self._progress()
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * fallen
+            group["lr"] = rate * remaining
         self._optimizer.step()
         self._agent.algorithm.after_step(self.network)
-        return float(norm), self._rates[0] * fallen
+        return float(norm), self._rates[0] * remaining
 
     def end(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         self._workers.end()

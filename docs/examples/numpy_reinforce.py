@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanba.environments import EpisodeStatistics, describe_env, env_seeds, make_envs
-from cleanba.record import RecordError, RunWriter, run_name
+from cleanba.record import Episode, RecordError, Rollout, RunInfo, RunWriter, Update, run_name
 
 
 def policy(weights: np.ndarray, obs: np.ndarray) -> np.ndarray:
@@ -49,7 +49,7 @@ def train(args: argparse.Namespace, record: RunWriter) -> None:
     batch = args.num_steps * args.num_envs
     started = time.monotonic()
     obs, _ = envs.reset()
-    ended = np.zeros(args.num_envs, bool)
+    ended, last = np.zeros(args.num_envs, bool), 0.0
     for version in range(1, args.total_timesteps // batch + 1):
         steps = []
         for _ in range(args.num_steps):
@@ -68,20 +68,22 @@ def train(args: argparse.Namespace, record: RunWriter) -> None:
         weights += args.learning_rate * gradient
         now, step = round(time.monotonic() - started, 4), version * batch
         # one policy for the whole rollout: a single pair of version and steps
-        rollout = {
-            "actor": 0, "rollout": version, "steps": batch, "wall_time": round(collected, 4),
-            "version_first": version, "version_last": version, "versions": [[version, batch]],
-            "learner_version": version,
-        }  # fmt: skip
-        update = {"version": version + 1, "step": step, "wall_time": now}
+        rollout = Rollout(
+            actor=0, group=None, rollout=version, steps=batch, wall_time=round(collected, 4),
+            version_first=version, version_last=version, versions=[(version, batch)],
+            learner_version=version,
+        )  # fmt: skip
+        update = Update(
+            version=version + 1, step=step, wall_time=now, update_seconds=round(now - last, 4),
+            learning_rate=args.learning_rate, loss=None,
+        )  # fmt: skip
         episodes = [
-            {"step": step, "wall_time": now, "env_index": e.index,
-             "return": e.episode_return, "length": e.length}
+            Episode(step=step, wall_time=now, env_index=e.index,
+                    episode_return=e.episode_return, length=e.length)
             for e in statistics.count(r_t, done_t)
         ]  # fmt: skip
-        record.write("episodes", episodes)
-        record.write("rollouts", [rollout])
-        record.write("updates", [update])
+        record.write(*episodes, rollout, update)
+        last = now
 
 
 def main() -> int:
@@ -102,15 +104,15 @@ def main() -> int:
     parser.add_argument("--no-progress", action="store_true")
     args = parser.parse_args()
     learned = ("num_envs", "num_steps", "learning_rate", "discount")
-    header = {
-        "system": "numpy_reinforce", "setting": args.setting, "env_id": args.env_id, "seed": args.seed,
-        "study": args.study, "hyperparameters": {name: getattr(args, name) for name in learned},
-        "hardware": {"threads": args.threads}, "versions": {"numpy": np.__version__},
-        "command": ["python", *sys.argv],
-    }  # fmt: skip
+    info = RunInfo(
+        system="numpy_reinforce", setting=args.setting, env_id=args.env_id, seed=args.seed,
+        study=args.study, hyperparameters={name: getattr(args, name) for name in learned},
+        hardware={"threads": args.threads}, versions={"numpy": np.__version__},
+        command=["python", *sys.argv],
+    )  # fmt: skip
     name = run_name("numpy_reinforce", args.setting, args.env_id, args.seed)
     try:
-        with RunWriter(Path(args.runs_dir) / args.study / name, header, args.overwrite) as record:
+        with RunWriter(Path(args.runs_dir) / args.study / name, info, args.overwrite) as record:
             train(args, record)
     except (RecordError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,7 +11,7 @@ for (const table of document.querySelectorAll("table")) {
       const numbers = head.classList.contains("n");
       rows.sort((a, b) => {
         const x = key(a, column), y = key(b, column);
-        if (x === "" || y === "") return (x === "") - (y === ""); // what has no value comes last
+        if (x === "" || y === "") return (x === "") - (y === ""); // rows without a value come last
         const order = numbers ? Number(x) - Number(y) : x.localeCompare(y, undefined, { numeric: true });
         return down ? -order : order;
       });
@@ -36,7 +36,7 @@ for (const image of document.querySelectorAll("figure img")) {
   image.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
 }
 dialog.addEventListener("click", () => dialog.close());
-// On paper nothing can be opened: print all tables.
+// Open all tables for printing.
 addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("main > details")) details.open = true;
+  for (const details of document.querySelectorAll("section > details")) details.open = true;
 });

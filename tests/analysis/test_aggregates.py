@@ -1,11 +1,12 @@
-"""Aggregates and intervals equal rliable's, and hold what closed forms say."""
+"""Aggregates and intervals agree with rliable and with closed forms."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 from rliable import library, metrics
 
-from analysis import aggregates, bootstrap
+from analysis import aggregates, bootstrap, summary
 
 ORACLE = {
     "mean": metrics.aggregate_mean,
@@ -75,6 +76,31 @@ def test_probability_of_improvement_equals_rliable():
     assert ours == pytest.approx(metrics.probability_of_improvement(x, y), abs=1e-12)
 
 
+def test_the_probability_of_improvement_draws_the_runs_of_each_system_by_themselves():
+    """Of 4 runs against 9: SciPy's bootstrap of two samples is the oracle."""
+    rng = np.random.default_rng(14)
+    x, y = rng.normal(0.5, 1, 4), rng.normal(0, 1, 9)
+    frame = pd.DataFrame(
+        {
+            "system": ["x"] * 4 + ["y"] * 9, "setting": "s", "env_id": "e", "seed": [*range(4), *range(9)],
+            "normalized": np.concatenate([x, y]),
+        }
+    )  # fmt: skip
+    (entry,) = summary.improvements(frame, repetitions=10_000)
+    oracle = scipy.stats.bootstrap(
+        (x, y),
+        lambda a, b: float((a[:, None] > b).mean()),
+        vectorized=False,
+        n_resamples=5000,
+        method="percentile",
+        rng=np.random.default_rng(1),
+    ).confidence_interval
+    assert (entry["x"], entry["y"]) == ("x, s", "y, s")
+    assert entry["value"] == pytest.approx((x[:, None] > y).mean())
+    assert entry["low"] == pytest.approx(oracle.low, abs=0.03)
+    assert entry["high"] == pytest.approx(oracle.high, abs=0.03)
+
+
 def test_nan_is_refused():
     with pytest.raises(ValueError, match="NaN"):
         aggregates.iqm([np.array([1.0, np.nan])])
@@ -131,6 +157,15 @@ def test_the_same_seed_gives_the_same_bits():
     assert once(1) != once(2)
 
 
+def test_no_block_of_replicates_repeats_another():
+    """12 runs can be drawn in 1.35 million ways: of 3 blocks of replicates few are alike by chance."""
+    repetitions = 3 * bootstrap.BLOCK
+    labels = np.random.default_rng(11).normal(size=12)  # a sum of them tells the draw
+    sums = bootstrap.replicates(lambda counts: labels @ counts, [12], repetitions, seed=1)
+    assert sums.shape == (repetitions,)
+    assert len(np.unique(sums)) > 0.8 * repetitions
+
+
 def test_one_run_each_gives_no_interval():
     scores = [np.array([1.0]), np.array([2.0])]
     result = bootstrap.interval(lambda c: aggregates.mean(scores, c), [1, 1])
@@ -153,6 +188,31 @@ def test_bca_equals_scipy():
     assert ours.high == pytest.approx(oracle.high, abs=0.03 * width)
     # and BCa does something: on skewed data it moves the interval up
     assert ours.high - plain.high > 0.05 * width
+
+
+def test_replicates_that_tie_with_the_estimate_give_bca_no_bias():
+    """With symmetric replicates and influences there is nothing to correct, however many tie."""
+    values = np.repeat([-2.0, -1.0, 0.0, 1.0, 2.0], [10, 20, 40, 20, 10])
+    influence = np.array([-1.0, 0.0, 1.0])
+    for level in (0.5, 0.7, 0.95):
+        np.testing.assert_allclose(
+            bootstrap.bca_interval(values, 0.0, influence, level),
+            bootstrap.percentile_interval(values, level),
+        )
+
+
+@pytest.mark.parametrize("method", ["percentile", "bca"])
+def test_an_interval_has_the_level_asked_for(method):
+    """Of the mean of many normal values: the normal quantiles are the oracle."""
+    sample = np.random.default_rng(13).normal(size=200)
+    error = sample.std() / np.sqrt(len(sample))
+    for level in (0.5, 0.8, 0.95):
+        value, low, high = bootstrap.interval(
+            lambda counts: aggregates.mean([sample], counts), [200], 5000, level, method=method
+        )
+        width = 2 * scipy.stats.norm.ppf((1 + level) / 2) * error
+        assert high - low == pytest.approx(width, rel=0.07)
+        assert low < value < high
 
 
 def test_jackknife_influence_of_the_mean_is_known():

@@ -1,4 +1,4 @@
-"""Calls in forks return what they would have returned here, in their order."""
+"""Calls in forks return the same values, in the same order, as in this process."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def test_calls_are_in_forks_where_there_is_more_than_one_core():
 
 
 def test_a_fork_has_what_cannot_be_sent_to_it():
-    """Functions made here, with what they hold, such as tables that nobody wants copied."""
+    """Closures, which cannot be pickled; they may hold large tables that should not be copied."""
     held = [object(), lambda: 3]
     assert call_all([lambda: held[1](), lambda: len(held)], cores=2) == [3, 2]
 
@@ -60,10 +60,11 @@ def test_damage_is_named_however_many_cores_read_it(write_run, tmp_path):
 
 
 def test_forks_end_when_their_parent_is_killed():
-    """They hold its output open: whoever reads that would wait for ever, as they would."""
+    """Otherwise they would wait forever, and so would a reader of their inherited stdout."""
     code = (
-        "import time; from analysis.forks import call_all\n"
-        "call_all([lambda: print('at work', flush=True) or time.sleep(600)] * 4, cores=2)"
+        # one write, since print writes text and newline separately with PYTHONUNBUFFERED
+        "import os, time; from analysis.forks import call_all\n"
+        "call_all([lambda: os.write(1, b'at work\\n') and time.sleep(600)] * 4, cores=2)"
     )
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:

@@ -1,12 +1,13 @@
-"""Other tools' logs: written here in their form, and the published ones where they are at hand."""
+"""Other tools' logs: synthetic ones in their format, and the published ones if they are available."""
 
 import json
 import sqlite3
+import struct
 
 import numpy as np
 import pytest
 
-from analysis import importers, lag, quality
+from analysis import importers, lag, quality, summary
 from analysis.importers import (
     cleanrl,
     moolib,
@@ -130,6 +131,14 @@ def test_moolib_folder_without_logs_is_missing_not_forgotten(tmp_path):
     assert any("missing seeds: 1 of Pong-v5, 2 of others" in p for p in problems)
 
 
+def test_of_several_peers_logs_the_longest_is_read_and_that_is_said(tmp_path):
+    for peer, rows in (("a", 5), ("b", 20), ("c", 10)):
+        write_moolib(tmp_path, rows=rows, peer=peer)
+    tables = moolib.read([tmp_path])
+    assert tables.curves["return"].tolist() == [*range(1, 20)]
+    assert "3 peers: only the longest log is read" in tables.quality["problem"].tolist()
+
+
 def test_moolib_published(published):
     tables = importers.read([published / "moolib-data"])
     assert len(tables.runs) == 57
@@ -165,6 +174,22 @@ def test_monobeast_with_and_without_meta(tmp_path):
     problems = tables.quality["problem"].tolist()
     assert "no meta.json: environment and actors unknown" in problems
     assert "no episode ended in 20 of 30 batches" in problems
+
+
+def test_a_torn_line_of_monobeast_is_left_out_wherever_it_is_torn(tmp_path):
+    file = write_monobeast(tmp_path / "a", rows=4)
+    text = file.read_text()
+    *whole, last = text.splitlines(keepends=True)
+    for end in range(1, len(last)):  # "-0.3" without its end is a number too
+        file.write_text("".join(whole) + last[:end])
+        tables = importers.read([tmp_path])
+        assert tables.updates["step"].tolist() == [0, 640, 1280], last[:end]
+        assert tables.curves["return"].tolist() == [0.0]
+        assert "logs.csv: torn last line left out" in tables.quality["problem"].tolist()
+    file.write_text(text)
+    tables = importers.read([tmp_path])
+    assert tables.curves["return"].tolist() == [0.0, 3.0]
+    assert "torn" not in " ".join(tables.quality["problem"])
 
 
 def test_monobeast_published(published):
@@ -205,7 +230,7 @@ def test_tensorboard_of_cleanrl_and_of_cleanba(tmp_path):
     )
     tables = importers.read([tmp_path])
     named, unnamed = tables.runs.iloc[0], tables.runs.iloc[1]
-    assert (named["system"], named["setting"], named["seed"]) == ("cleanba_ppo", "a0-l1,2-t2", 3)
+    assert (named["system"], named["setting"], named["seed"]) == ("cleanba_ppo", "a0-l1,2-d1-t2", 3)
     assert named["completed"]
     assert (unnamed["system"], unnamed["env_id"], unnamed["seed"]) == ("impala", "Pong-v5", 2)
     assert not unnamed["completed"]
@@ -221,6 +246,34 @@ def test_tensorboard_run_that_stopped_early_is_not_completed(tmp_path):
     assert "ends at step 400 of 10000" in tables.quality["problem"].item()
 
 
+@pytest.mark.parametrize(("total", "completed"), [(400, True), (409, True), (411, False)])
+def test_a_tensorboard_run_is_completed_where_no_whole_batch_is_missing(tmp_path, total, completed):
+    """It took 400 steps, in batches of 10."""
+    write_tensorboard(tmp_path / "run", total=total)
+    assert tensorboard.read([tmp_path]).runs["completed"].item() == completed
+
+
+def test_the_time_of_a_tensorboard_run_begins_with_its_file(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    with open(tmp_path / "events.out.tfevents.1", "wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=1000.0, file_version="brain.Event:2").SerializeToString())
+        for step in (10, 20):
+            values = [
+                Summary.Value(tag=tag, simple_value=1.0)
+                for tag in ("charts/episodic_return", "losses/value_loss")
+            ]
+            event = Event(wall_time=1030.0 + step, step=step, summary=Summary(value=values))
+            writer.write(event.SerializeToString())
+    tables = tensorboard.read([tmp_path])
+    assert tables.curves["wall_time"].tolist() == [40, 50]
+    assert tables.updates["wall_time"].tolist() == [40, 50]
+    assert tables.runs["seconds"].item() == 50
+
+
 def test_tensorboard_truncated_is_read_to_the_tear_and_named(tmp_path):
     folder = write_tensorboard(tmp_path / "run")
     file = next(folder.glob("events*"))
@@ -228,6 +281,26 @@ def test_tensorboard_truncated_is_read_to_the_tear_and_named(tmp_path):
     tables = tensorboard.read([folder])
     assert len(tables.curves) >= 39
     assert "torn last record" in " ".join(tables.quality["problem"])
+
+
+def test_every_changed_bit_of_a_tensorboard_file_is_noticed(tmp_path):
+    """Both checksums are looked at: that of a record's length, and that of its content."""
+    file = next(write_tensorboard(tmp_path / "run", steps=3).glob("events*"))
+    good = file.read_bytes()
+    assert len(tensorboard.read([tmp_path]).curves) == 3
+    rng = np.random.default_rng(0)
+    starts, position = [], 0
+    while position < len(good):
+        starts.append(position)
+        position += 16 + struct.unpack_from("<Q", good, position)[0]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(good)], strict=True), 1):
+        # the length, its checksum, the content, its checksum
+        for first, stop in ((0, 8), (8, 12), (12, end - start - 4), (end - start - 4, end - start)):
+            damaged = bytearray(good)
+            damaged[start + rng.integers(first, stop)] ^= 1 << rng.integers(8)
+            file.write_bytes(damaged)
+            with pytest.raises(InputError, match=rf"record {number}: .*checksum"):
+                tensorboard.read([tmp_path])
 
 
 def test_tensorboard_reads_what_tensorboard_reads(published):
@@ -267,8 +340,18 @@ def test_openrlbenchmark_offline_database(tmp_path):
     assert tables.runs["completed"].tolist() == [True, False]
     assert run["seconds"] == 1.5 * 19
     problems = quality.check(tables)["problem"].tolist()
-    assert "not completed: W&B says 'crashed'" in problems
-    assert any(p.startswith("doubled run: ppo, -, Breakout-v5, seed 7") for p in problems)
+    assert "not completed: its state in W&B is 'crashed'" in problems
+    assert any(p.startswith("duplicate run: ppo, -, Breakout-v5, seed 7") for p in problems)
+
+
+def test_the_rows_of_an_openrlbenchmark_history_are_put_in_the_order_of_steps(tmp_path):
+    file = write_openrlbenchmark(tmp_path) / "abc" / "run_df.csv"
+    header, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([header, *rows[::-1]]) + "\n")
+    curves = openrlbenchmark.read([tmp_path]).curves
+    assert curves["step"].tolist() == [10 * i for i in range(20)]
+    assert curves["return"].tolist() == [*range(20)]
+    assert curves["wall_time"].tolist() == [1.5 * i for i in range(20)]
 
 
 def test_a_download_skips_runs_that_still_run(tmp_path, monkeypatch):
@@ -319,7 +402,9 @@ def test_openrlbenchmark_index_names_what_was_not_downloaded(tmp_path):
 
 def test_setting_names():
     config = {"actor_device_ids": "[0]", "learner_device_ids": "[0, 1]", "world_size": "2"}
-    assert cleanrl.setting_name(config) == "a0-l0,1-t1-d2"
+    assert cleanrl.setting_name(config) == "a0-l0,1-d2-t1"
+    config |= {"world_size": "None", "num_actor_threads": 2}
+    assert cleanrl.setting_name(config) == "a0-l0,1-d1-t2"
     assert cleanrl.setting_name({}) == "-"
 
 
@@ -410,7 +495,7 @@ def test_every_kind_of_problem_is_named(write_run, tmp_path):
     write_run(seed=1, system="other", env_id="Unheard-v0", returns=[1.0, np.nan])
     problems = "\n".join(quality.check(importers.read([tmp_path]))["problem"])
     for what in (
-        "doubled run: cleanba_ppo, a0-l0-t1, Breakout-v5, seed 1",
+        "duplicate run: cleanba_ppo, a0-l0-t1, Breakout-v5, seed 1",
         "missing environment: no run of Pong-v5",
         "missing seeds: 1 of Pong-v5, 2 of others",
         "unequal length: ends at step 500, others at 1000",
@@ -419,6 +504,31 @@ def test_every_kind_of_problem_is_named(write_run, tmp_path):
         "unknown environment: Unheard-v0",
     ):
         assert what in problems, what
+
+
+def test_environments_may_have_lengths_of_their_own(write_run, tmp_path):
+    for seed in (1, 2):
+        write_run(seed=seed, env_id="Pong-v5", total_steps=1000)
+        write_run(seed=seed, env_id="Breakout-v5", total_steps=500)
+    assert quality.check(importers.read([tmp_path])).empty
+
+
+def test_run_times_are_those_of_runs_that_completed(write_run, tmp_path):
+    write_run(seed=1, total_steps=1000)
+    write_run(seed=2, total_steps=3000)
+    write_run(seed=3, total_steps=500, status="interrupted")
+    write_run(seed=1, system="slow", total_steps=8000)
+    tables = importers.read([tmp_path])
+    seconds = tables.runs.set_index(["system", "seed"])["seconds"]
+    fast = (seconds["cleanba_ppo", 1] + seconds["cleanba_ppo", 2]) / 2
+    entries = {entry["system"]: entry for entry in summary.run_times(tables)}
+    assert entries["cleanba_ppo"]["runs"] == 2
+    assert entries["cleanba_ppo"]["seconds"] == pytest.approx(fast)
+    assert entries["cleanba_ppo"]["times_the_fastest"] == 1
+    ratio = seconds["slow", 1] / fast
+    assert entries["slow"]["times_the_fastest"] == pytest.approx(ratio)
+    none = tables._replace(runs=tables.runs.assign(completed=False))
+    assert summary.run_times(none) == []
 
 
 def test_good_data_has_no_problem(write_run, tmp_path):

@@ -1,9 +1,16 @@
 """Policy lag, and fingerprints, of records with known content."""
 
+import json
+
+import numpy as np
 import pytest
 
 from analysis import lag, reproducibility
 from analysis.importers.records import read_records
+from analysis.tables import RunKey, tables
+from tests.sealing import rewrite
+
+KEY = RunKey("r", "s", "h", "Breakout-v5", 1)
 
 
 def test_summary_of_cleanba_is_a_lag_of_one(write_run):
@@ -23,6 +30,50 @@ def test_shares_of_versions_sum_to_one(write_run):
     assert shares["steps"].sum() == tables.rollouts["steps"].sum()
 
 
+def test_a_summary_has_the_mean_the_quantiles_and_the_largest():
+    values = np.random.default_rng(1).permutation(np.arange(101.0))
+    rollouts = {"wall_time": values, "changes": 2 * values, "lag": 3 * values}
+    updates = {"version": values + 5, "gradient_version": np.full(101, 4.0)}
+    row = lag.lag_summary(tables(rollouts=[(KEY, rollouts)], updates=[(KEY, updates)])).iloc[0]
+    for name, unit in (("changes", 2), ("lag", 3), ("asynchrony", 1)):
+        found = [row[f"{name}_{what}"] for what in ("mean", "p5", "p50", "p95", "max")]
+        assert found == pytest.approx([unit * x for x in (50, 5, 50, 95, 100)]), name
+
+
+def test_the_first_updates_which_compile_tell_nothing_of_the_changes_to_be_expected():
+    updates = {
+        "version": np.arange(2.0, 42.0),
+        "wall_time": np.concatenate([100 * np.arange(1.0, 11.0), 1000 + 2 * np.arange(1.0, 31.0)]),
+        "rollout_time": np.repeat([500.0, 6.0], [10, 30]),
+    }
+    runs = {"status": ["completed"], "completed": [True], "hyperparameters": [{}]}
+    (row,) = lag.predictions(tables(updates=[(KEY, updates)], runs=[(KEY, runs)])).itertuples()
+    assert row.changes_by_time == pytest.approx(3)  # 6 s, and an update every 2 s
+
+
+def test_without_the_learners_version_a_rollout_counts_for_the_one_that_it_ended_with():
+    """As in the output of monobeast_study, which says the first and the last version alone."""
+    rollouts = {"version_first": [2.0, 4.0], "version_last": [4.0, 5.0], "steps": [30.0, 10.0]}
+    (shares,) = [
+        lag.version_shares(group)
+        for _, group in lag.split_runs(tables(rollouts=[(KEY, rollouts)]).rollouts)
+    ]
+    assert shares.to_numpy().tolist() == [
+        [4, 2, 10, 1 / 3], [4, 3, 10, 1 / 3], [4, 4, 10, 1 / 3], [5, 4, 5, 0.5], [5, 5, 5, 0.5],
+    ]  # fmt: skip
+
+
+def test_lag_over_time_is_in_the_order_of_time_and_not_of_the_file():
+    order = np.random.default_rng(0).permutation(40)
+    columns = {"wall_time": order + 1.0, "lag": 2.0 * order, "changes": order % 10.0}
+    over_time = lag.lag_over_time(tables(rollouts=[(KEY, columns)]), bins=4)
+    assert over_time["bin"].tolist() == [0, 1, 2, 3]
+    assert over_time["rollouts"].tolist() == [10] * 4
+    assert over_time["wall_time"].tolist() == [5.5, 15.5, 25.5, 35.5]
+    assert over_time["lag"].tolist() == [9, 29, 49, 69]
+    assert over_time["changes"].tolist() == [4.5] * 4
+
+
 def test_over_time_and_by_actor_keep_every_rollout(write_run):
     tables = read_records([write_run(updates=10)])
     over_time = lag.lag_over_time(tables, bins=4)
@@ -37,10 +88,11 @@ def test_fingerprints_identical_and_first_difference(write_run, tmp_path):
     write_run(setting="a0-l0-t4")
     other = write_run(setting="a0-l0,1-t1")
     path = other / "updates.jsonl"
-    text = path.read_text()
-    for version in range(7, 12):
-        text = text.replace(f'"f{version}"', f'"g{version}"')
-    path.write_text(text)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["version"] >= 7:
+            row["fingerprint"] = row["fingerprint"][::-1]
+    rewrite(path, "".join(json.dumps(row) + "\n" for row in rows))
     table = reproducibility.fingerprint_table(read_records([tmp_path]))
     assert len(table) == 3
     by = {(row.setting_a, row.setting_b): row for row in table.itertuples()}

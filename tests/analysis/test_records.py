@@ -7,6 +7,7 @@ import pytest
 
 from analysis.importers.records import read_records, steady_sps
 from analysis.tables import KEYS, InputError
+from tests.sealing import rewrite
 
 
 def test_tables_hold_what_was_written(write_run, tmp_path):
@@ -33,6 +34,7 @@ def test_lag_and_changes(tmp_path, write_run):
     run = write_run(updates=1)
     row = {
         "actor": 3,
+        "group": None,
         "rollout": 1,
         "steps": 10,
         "wall_time": 1.0,
@@ -41,7 +43,7 @@ def test_lag_and_changes(tmp_path, write_run):
         "versions": [[1, 5], [3, 2], [4, 3]],
         "learner_version": 6,
     }
-    (run / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
+    rewrite(run / "rollouts.jsonl", json.dumps(row) + "\n")
     rollouts = read_records([run]).rollouts
     assert rollouts["changes"].tolist() == [2]
     assert rollouts["lag"].tolist() == [6 - (1 * 5 + 3 * 2 + 4 * 3) / 10]
@@ -69,10 +71,14 @@ def test_a_run_that_did_not_complete_is_named_and_kept(write_run):
 
 
 def test_a_torn_line_is_named(write_run):
-    run = write_run()
+    run = write_run(status=None)
     with open(run / "episodes.jsonl", "a") as file:
         file.write('{"step": 3')
-    assert "torn last line" in read_records([run]).quality["problem"].item()
+    problems = list(read_records([run]).quality["problem"])
+    assert problems == [
+        "status is 'running', not 'completed'",
+        "episodes.jsonl: torn last line left out",
+    ]
 
 
 def test_nan_returns_are_named(write_run):
@@ -85,13 +91,16 @@ def test_nan_returns_are_named(write_run):
     ("line", "what"),
     [
         ("not json", "not JSON"),
-        ("[1, 2]", "not a JSON object"),
-        ('{"step": 1, "wall_time": 2}', "'return' is missing"),
-        ('{"step": "1", "wall_time": 2, "return": 3}', "step is not a number"),
-        ('{"step": true, "wall_time": 2, "return": 3}', "step is not a number"),
-        ('{"step": 1' + "0" * 400 + ', "wall_time": 2, "return": 3}', "step is too large"),
-        ('{"step": 1e300, "wall_time": 2, "return": 3}', "step is too large"),
-        ('{"step": 1, "wall_time": 2, "return": 1e999}', "return is too large"),
+        ("[1, 2]", "expected `object`, got `array`"),
+        ('{"step": 1, "wall_time": 2, "env_index": 0, "length": 1}', "missing field `return`"),
+        ('{"step": "1"}', "step: expected `int`, got `str`"),
+        ('{"step": true}', "step: expected `int`, got `bool`"),
+        ('{"step": -1}', "step: expected `int` >= 0"),
+        ('{"step": 1' + "0" * 400 + "}", "step: expected `int` <= 9007199254740992"),
+        ('{"step": 1e300}', "step: expected `int`, got `float`"),
+        ('{"step": 1, "wall_time": 2, "return": 1e999}', "return: number out of range"),
+        ('{"step": 1, "wall_time": NaN}', "not JSON"),
+        ("", "not JSON"),
     ],
 )
 def test_damage_names_file_and_line(write_run, line, what):

@@ -1,10 +1,13 @@
 """Scores, references and curves against hand-made runs."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
 from analysis import curves, references, scores
 from analysis.importers.records import read_records
+from analysis.tables import RunKey, tables
 
 
 def test_57_games_and_their_values():
@@ -51,6 +54,35 @@ def test_score_of_a_run():
     assert np.isnan(scores.score_at_end(np.empty(0)))
 
 
+def test_the_best_score_takes_whole_windows_only():
+    # a lucky first episode is no mean of 100
+    assert scores.best_score(np.concatenate([[500.0], np.zeros(200)])) == 5
+    assert scores.best_score(np.array([500.0, 0.0])) == 250  # of all, where there are fewer
+    rng = np.random.default_rng(2)
+    for window in (1, 7, 100):
+        returns = rng.normal(size=150)
+        oracle = max(returns[i : i + window].mean() for i in range(151 - window))
+        assert scores.best_score(returns, window) == pytest.approx(oracle, abs=1e-12)
+    # rows that average 4 episodes each: whole windows of 8 episodes are 2 rows
+    averages, counts = np.array([500.0, 1.0, 3.0, 2.0]), np.full(4, 4.0)
+    assert scores.best_score(averages, 8, counts) == 250.5
+    assert scores.best_score(averages[1:], 8, counts[1:]) == 2.5
+
+
+def test_counts_are_put_in_order_with_their_episodes():
+    """Rows of a log that average 1, 10 and 100 episodes, written in another order than they ended."""
+    steps, returns, counts = np.array([[30.0, 3.0, 100.0], [10.0, 1.0, 1.0], [20.0, 2.0, 10.0]]).T
+    columns = {"step": steps, "wall_time": -steps, "return": returns, "episodes": counts}
+    data = tables([(RunKey("r", "s", "h", "Nowhere-v0", 0), columns)])
+    (run,) = [run for _, run in scores.split_runs(data.curves)]
+    assert scores.ordered_episodes(run).counts.tolist() == [1, 10, 100]
+    assert scores.ordered_episodes(run, "wall_time").counts.tolist() == [100, 10, 1]
+    by_step = scores.final_scores(data, scores.Rule(window=200))["score"].item()
+    assert by_step == pytest.approx((100 * 3 + 10 * 2 + 1 * 1) / 111)
+    before_30 = scores.final_scores(data, scores.Rule(step=20))["score"].item()
+    assert before_30 == pytest.approx((10 * 2 + 1 * 1) / 11)
+
+
 def test_required_time_is_when_the_running_mean_reaches_the_target():
     times = np.arange(1.0, 301.0)
     returns = np.concatenate([np.zeros(100), np.full(200, 10.0)])
@@ -71,6 +103,16 @@ def test_hts_metrics_use_the_fastest_run_as_time_limit(write_run, tmp_path):
     assert slow["final_metric"] == fast["final_metric"] == fast["final_time_metric"] == 149.5
     assert slow["final_time_metric"] == 49.5  # half of its 200 episodes, 0 to 99
     assert slow["required_time_100"] == pytest.approx(2 * fast["required_time_100"])
+
+
+def test_the_time_limit_is_that_of_the_fastest_run_on_the_same_environment(write_run, tmp_path):
+    for env_id, totals in (("Breakout-v5", (2000, 1000)), ("Pong-v5", (300, 600))):
+        for seed, total in enumerate(totals):
+            write_run(env_id=env_id, seed=seed, returns=np.arange(20.0), total_steps=total)
+    table = scores.hts_metrics(read_records([tmp_path]), targets=[])
+    limits = table.groupby("env_id", observed=True)["time_limit"].unique()
+    assert limits["Breakout-v5"] == [10]  # 100 steps a second
+    assert limits["Pong-v5"] == [3]
 
 
 def test_the_final_metric_does_not_depend_on_when_an_episode_was_written_down(write_run):
@@ -95,6 +137,16 @@ def test_final_scores_by_rule(write_run):
     assert list(by.values()) == [149.5, 49.5, 49.5, 194.5, 149.5]
 
 
+@pytest.mark.parametrize(
+    ("episodes", "window", "behind"), [(200, 100, 100), (200, 10, 10), (30, 100, 30)]
+)
+def test_a_score_says_how_many_episodes_are_behind_it(write_run, episodes, window, behind):
+    tables = read_records([write_run(returns=np.arange(float(episodes)))])
+    found = scores.final_scores(tables, scores.Rule(window=window))
+    assert found["episodes"].item() == behind
+    assert found["score"].item() == np.arange(episodes)[-behind:].mean()
+
+
 def test_a_curve_is_the_mean_of_the_last_episodes_and_is_never_drawn_on():
     at = np.array([10, 20, 30])
     returns = np.array([1.0, 2.0, 6.0])
@@ -112,6 +164,20 @@ def test_runs_of_unequal_length_share_a_grid(write_run, tmp_path):
     table = curves.curve_table(read_records([tmp_path]), points=10)
     assert table["value"].notna().tolist() == [True] * 5 + [False] * 5
     assert (table["runs"] == 2).all()
+
+
+@pytest.mark.parametrize("axis", ["step", "time"])
+def test_a_curve_ends_with_the_run_and_not_with_its_last_episode(axis):
+    """The last episode of a run of 1,000 steps and 100 s ends at step 500, the next would be too late."""
+    at = np.array([100.0, 500.0])
+    episodes = {"step": at, "wall_time": at / 10, "return": [1.0, 3.0]}
+    key = RunKey("r", "s", "h", "Nowhere-v0", 0)
+    whole = {"status": ["completed"], "completed": [True], "steps": [1000.0], "seconds": [100.0]}
+    result = curves.run_curves(tables([(key, episodes)], runs=[(key, whole)]), axis, points=10)
+    assert result.grid[-1] == (1000 if axis == "step" else 100)
+    assert result.values.tolist() == [[1, 1, 1, 1, *[2] * 6]]
+    # without a row in the table of runs, the last episode is all that is known
+    assert curves.run_curves(tables([(key, episodes)]), points=5).grid[-1] == 500
 
 
 def test_runs_that_stop_a_few_steps_apart_have_a_last_point(write_run, tmp_path):
@@ -134,6 +200,16 @@ def test_bands_hold_the_curve_and_narrow_with_runs():
         return np.mean(high - low)
 
     assert width(80) < 0.5 * width(8)
+
+
+def test_a_band_has_the_level_asked_for():
+    """Of the mean of many normal values, at every point: the normal quantiles are the oracle."""
+    values = np.random.default_rng(3).normal(size=(200, 3)) * [1, 2, 3]
+    error = values.std(axis=0) / np.sqrt(len(values))
+    for level in (0.5, 0.8, 0.95):
+        _, low, high = curves.band([values], curves.aggregates.mean, 5000, level)
+        width = 2 * NormalDist().inv_cdf((1 + level) / 2) * error
+        np.testing.assert_allclose(high - low, width, rtol=0.07)
 
 
 def test_aggregate_curves_are_in_normalised_scores(write_run, tmp_path):

@@ -1,11 +1,14 @@
-"""Formula beside simulation, prediction beside publication, and measured lag beside theory."""
+"""Formulas against simulations, predictions against published values, and measured lag against theory."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
 from analysis import lag, queueing, scaling
 from analysis.importers.records import read_records
+from cleanba.record.layout import Layout
+from tests.sealing import rewrite
 
 
 def test_claim_1_fits_simulation():
@@ -24,6 +27,13 @@ def test_claim_1_location_is_the_gamma_quantile():
     expected = 100 * (location + np.euler_gamma * (end - location))
     ours = queueing.expected_run_time(100 * n * interval, n, interval, shape, rate, 0.0)
     assert ours == pytest.approx(expected)
+
+
+def test_claim_1_actors_take_their_time_in_every_step():
+    for interval in (1, 4, 64):
+        given = (10_000, 16, interval, 1.0, 2.0)
+        added = queueing.expected_run_time(*given, 0.5) - queueing.expected_run_time(*given, 0.0)
+        assert added == pytest.approx(0.5 * 10_000 / 16)  # c for each of K / n steps
 
 
 def test_claim_1_shapes_of_figure_4():
@@ -64,41 +74,49 @@ def test_paper_scaling():
     assert table["efficiency"].is_monotonic_decreasing
 
 
-def test_layouts():
-    assert scaling.parse_layout("a0-l1,2-t4-d2") == scaling.Layout((0,), (1, 2), 2)
-    for bad in ("", "a0", "a0-l", "l0-a0", "a0-l0-d0"):
-        with pytest.raises(ValueError, match="not a layout"):
-            scaling.parse_layout(bad)
-
-
 def test_iteration_time_by_hand():
     times = scaling.Times(rollout=4, inference=1, gradient=6, fixed=1, transfer=2)
-    layout = scaling.parse_layout
-    assert scaling.iteration_time(times, layout("a0-l1")) == 1 + 6
-    assert scaling.iteration_time(times, layout("a0-l1,2")) == 1 + 4
-    assert scaling.iteration_time(times, layout("a0-l0")) == 1 + 6 + 1
-    assert scaling.iteration_time(times, layout("a0-l1"), concurrent=False) == 1 + 4 + 6
+    layout = Layout.parse
+    assert scaling.iteration_time(times, layout("a0-l1-d1")) == 1 + 6
+    assert scaling.iteration_time(times, layout("a0-l1,2-d1")) == 1 + 4
+    assert scaling.iteration_time(times, layout("a0-l0-d1")) == 1 + 6 + 1
+    assert scaling.iteration_time(times, layout("a0-l1-d1"), concurrent=False) == 1 + 4 + 6
     assert scaling.iteration_time(times, layout("a0-l1-d2")) == 7 / 2 + 2
-    assert scaling.sps(times, layout("a0-l1"), 70) == 10
+    assert scaling.sps(times, layout("a0-l1-d1"), 70) == 10
 
 
 def record_with_times(write_run):
     run = write_run(updates=20, total_steps=2000)
     lines = (run / "updates.jsonl").read_text().splitlines()
-    times = '"rollout_time": 0.9, "inference_time": 0.3, "training_time": 0.6, "loss"'
+    times = '"rollout_time":0.9,"inference_time":0.3,"training_time":0.6,"loss"'
     lines = [line.replace('"loss"', times) for line in lines]
     lines[0] = lines[0].replace("0.6", "60")  # the first compiles
-    (run / "updates.jsonl").write_text("\n".join(lines) + "\n")
+    rewrite(run / "updates.jsonl", "\n".join(lines) + "\n")
     return run
 
 
 def test_prediction_from_a_record(write_run):
     tables = read_records([record_with_times(write_run)])  # an update per second, 100 steps each
-    table = scaling.predict(tables, ["a0-l1", "a0-l0", "a0-l1,2-d128"]).set_index("layout")
-    assert table.loc["a0-l1", "predicted"] == pytest.approx(100)
-    assert table.loc["a0-l1", "measured"] == pytest.approx(100)
-    assert table.loc["a0-l0", "predicted"] == pytest.approx(100)  # 0.6 + 0.3 of learning
+    table = scaling.predict(tables, ["a0-l1-d1", "a0-l0-d1-t2", "a0-l1,2-d128"]).set_index("layout")
+    assert table.loc["a0-l1-d1", "predicted"] == pytest.approx(100)
+    assert table.loc["a0-l1-d1", "measured"] == pytest.approx(100)
+    assert table.loc["a0-l0-d1-t2", "predicted"] == pytest.approx(100)  # 0.6 + 0.3 of learning
     assert table.loc["a0-l1,2-d128", "predicted"] == pytest.approx(12_800)
+
+
+def test_gradients_that_several_learners_shared_take_one_of_them_as_many_times_as_long():
+    updates = pd.DataFrame(
+        {
+            "wall_time": [10.0, 11.0, 12.0, 13.0], "training_time": [9.0, 0.6, 0.6, 0.6],
+            "rollout_time": 0.9, "inference_time": 0.3,
+        }
+    )  # fmt: skip
+    for learners in ([1], [1, 2], [0, 1, 2, 3]):
+        times = scaling.times_of_run(updates, {"learner_device_ids": learners})
+        assert times.gradient == pytest.approx(0.6 * len(learners))
+        assert times.fixed == pytest.approx(0.1)  # a second between updates, 0.9 of them a rollout
+        layout = scaling.Layout((9,), tuple(learners))
+        assert scaling.iteration_time(times, layout) == pytest.approx(1.0)  # as measured
 
 
 def test_lag_predictions_of_a_record(write_run):
@@ -110,11 +128,11 @@ def test_lag_predictions_of_a_record(write_run):
 
 def test_where_actors_wait_for_room_whole_updates_count(write_run):
     run = record_with_times(write_run)  # an update per second
-    text = (run / "updates.jsonl").read_text().replace('"rollout_time": 0.9', '"rollout_time": 2.7')
-    (run / "updates.jsonl").write_text(text)
+    text = (run / "updates.jsonl").read_text().replace('"rollout_time":0.9', '"rollout_time":2.7')
+    rewrite(run / "updates.jsonl", text)
     assert lag.predictions(read_records([run])).iloc[0]["changes_by_time"] == pytest.approx(2.7)
     waiting = text.replace('"loss"', '"rollout_queue_put_time": 1.5, "loss"')
-    (run / "updates.jsonl").write_text(waiting)
+    rewrite(run / "updates.jsonl", waiting)
     assert lag.predictions(read_records([run])).iloc[0]["changes_by_time"] == 2
 
 
@@ -123,7 +141,7 @@ def test_gradient_asynchrony(write_run):
     lines = (run / "updates.jsonl").read_text().splitlines()
     # updates make versions 2, 3, 4 of gradients computed at 1, 1, 1
     lines = [line.replace('"loss"', '"gradient_version": 1, "loss"') for line in lines]
-    (run / "updates.jsonl").write_text("\n".join(lines) + "\n")
+    rewrite(run / "updates.jsonl", "\n".join(lines) + "\n")
     row = lag.lag_summary(read_records([run])).iloc[0]
     assert row["asynchrony_mean"] == 1
     assert row["asynchrony_max"] == 2

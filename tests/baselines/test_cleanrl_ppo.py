@@ -1,10 +1,9 @@
 """CleanRL's PPO: its details, one by one, and Cleanba PPO's update where both compute the same."""
 
-import json
 import re
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -18,6 +17,8 @@ from cleanba import cleanba_ppo
 from cleanba.actor_learner import GroupRollout
 from cleanba.networks import make_network
 from cleanba.record import read_run
+from cleanba.run.arguments import hyperparameters
+from tests.command_lines import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 T, B, A = 8, 6, 3
@@ -64,8 +65,8 @@ def close(a, b, atol):
 
 
 def test_hyperparameters_are_those_of_cleanba_ppo():
-    ours = {field.name: field.default for field in fields(cleanrl.Args)}
-    cleanba = {field.name: field.default for field in fields(cleanba_ppo.Args)}
+    ours = hyperparameters(cleanrl.Args())
+    cleanba = hyperparameters(cleanba_ppo.Args())
     shared = (ours.keys() & cleanba.keys()) - {"num_envs"}  # Cleanba's depends on the layout
     assert len(shared) > 18
     assert {name: ours[name] for name in shared} == {name: cleanba[name] for name in shared}
@@ -84,6 +85,7 @@ def test_advantages_agree_with_rlax(rollout):
     np.testing.assert_allclose(returns, advantages + rollout.values, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_update_is_that_of_cleanba_ppo_where_no_permutation_matters(network, params, rollout):
     args = replace(ARGS, num_minibatches=1, update_epochs=3, learning_rate=1e-3)
     state, metrics = one_update(network, params, rollout, args)
@@ -92,8 +94,8 @@ def test_an_update_is_that_of_cleanba_ppo_where_no_permutation_matters(network, 
     )
     behaviour = cleanba_ppo.Behaviour(rollout.logprobs, rollout.values)
     group = GroupRollout(rollout.obs, rollout.dones, rollout.actions, rollout.rewards, behaviour)
-    prepare = cleanba_ppo.make_prepare(network, theirs)
-    batch, moments = prepare(params, group, jax.random.key(0), np.int32(1))
+    batch_of = cleanba_ppo.make_batch(network, theirs)
+    batch, moments = batch_of(params, group, jax.random.key(0), np.int32(1))
     optimizer, _ = cleanba_ppo.make_optimizer(theirs, num_updates=10)
     expected, opt_state = params, optimizer.init(params)
     for epoch in range(3):
@@ -116,6 +118,7 @@ def test_an_update_is_that_of_cleanba_ppo_where_no_permutation_matters(network, 
     assert max(moved) > 1e-3  # so that 1e-5 says something
 
 
+@pytest.mark.soak
 def test_unrolled_updates_learn_the_same(network, params, rollout):
     optimizer, _ = cleanrl.make_optimizer(ARGS)
     state = cleanrl.AgentState(params, optimizer.init(params))
@@ -134,6 +137,7 @@ def test_the_ratio_is_1_in_the_first_minibatch_and_not_after_it(network, params,
     assert np.all(np.asarray(metrics["approx_kl"]).reshape(-1)[1:] > 1e-5)
 
 
+@pytest.mark.slow
 def test_an_epoch_learns_from_every_step_once(network, params, rollout):
     """Without a step (learning rate 0), the losses of an epoch's minibatches average to the batch's."""
     args = replace(ARGS, learning_rate=0.0, norm_adv=False, mask_resets=False)
@@ -146,6 +150,7 @@ def test_an_epoch_learns_from_every_step_once(network, params, rollout):
     assert len(np.unique(parts.round(6))) == parts.size  # and each epoch cuts them anew
 
 
+@pytest.mark.slow
 def test_steps_that_reset_teach_nothing_unless_asked_for(network, params, rollout):
     args = replace(ARGS, num_minibatches=1)
     actions = np.where(rollout.dones[:-1], (rollout.actions + 1) % A, rollout.actions)
@@ -202,27 +207,30 @@ def run(runs_dir, *args, code=0):
     return done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_anew")
 def test_a_run_is_recorded_and_the_same_again_on_other_hardware_settings(tmp_path):
     run(tmp_path, "--setting", "one", "--envpool-threads", 1)
     run(tmp_path, "--setting", "two", "--envpool-threads", 2)
     records = [read_run(folder) for folder in sorted(tmp_path.glob("default/*"))]
-    assert [r.info["setting"] for r in records] == ["one", "two"]
-    fingerprints = [[u["fingerprint"] for u in r.lines("updates")] for r in records]
+    assert [r.info.setting for r in records] == ["one", "two"]
+    fingerprints = [[u.fingerprint for u in r.updates()] for r in records]
     assert fingerprints[0] == fingerprints[1]
     assert len(set(fingerprints[0])) == 2048 // 256
     record = records[0]
     assert record.completed
     assert record.problems == []
-    assert [u["step"] for u in record.lines("updates")] == list(range(256, 2049, 256))
-    for rollout in record.lines("rollouts"):
-        assert rollout["versions"] == [[rollout["learner_version"], 256]]  # no lag, one policy
-    episodes = record.lines("episodes")
-    assert all(e["return"] == e["length"] for e in episodes)  # of CartPole
-    counted = sum(e["length"] + 1 for e in episodes)  # with the step that resets
-    assert 2048 - 8 * 500 < 2048 - 8 * max(e["length"] for e in episodes) < counted <= 2048
-    assert max(u["approx_kl"] for u in record.lines("updates")) < 0.02
+    assert [u.step for u in record.updates()] == list(range(256, 2049, 256))
+    for rollout in record.rollouts():
+        assert rollout.versions == [(rollout.learner_version, 256)]  # no lag, one policy
+    episodes = record.episodes()
+    assert all(e.episode_return == e.length for e in episodes)  # of CartPole
+    counted = sum(e.length + 1 for e in episodes)  # with the step that resets
+    assert 2048 - 8 * 500 < 2048 - 8 * max(e.length for e in episodes) < counted <= 2048
+    assert max(u.approx_kl for u in record.updates()) < 0.02
 
 
+@pytest.mark.slow
 def test_atari_is_learned_from(tmp_path):
     run(
         tmp_path, "--env-id", "Breakout-v5", "--num-envs", 4, "--num-steps", 8, "--total-timesteps", 96,
@@ -231,8 +239,8 @@ def test_atari_is_learned_from(tmp_path):
     (folder,) = tmp_path.glob("default/*__Breakout-v5__*")
     record = read_run(folder)
     assert record.completed
-    assert record.info["hyperparameters"]["network"] == "nature"
-    assert len({u["fingerprint"] for u in record.lines("updates")}) == 3
+    assert record.info.hyperparameters["network"] == "nature"
+    assert len({u.fingerprint for u in record.updates()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -245,44 +253,25 @@ def test_atari_is_learned_from(tmp_path):
         ({"num_envs": 0}, "--num-envs 0: must be 1 or more"),
         ({"learning_rate": float("nan")}, "--learning-rate nan: must be more than 0"),
         ({"hiddens": (64, -1)}, "--hiddens -1: must be 1 or more"),
-        ({"setting": "a/b"}, "--setting a/b: is part of a folder's name"),
+        ({"setting": "a/b"}, "--setting 'a/b': becomes part of a folder's name"),
         ({"envpool_threads": 0}, "--envpool-threads 0: must be 1 or more"),
     ],
 )
 def test_bad_input_is_refused(tmp_path, options, message):
-    usual = {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 32, "runs_dir": str(tmp_path)}
+    usual = {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 32, "runs_dir": tmp_path}
     with pytest.raises(ValueError, match=re.escape(message)):
-        cleanrl.check(cleanrl.Args(**(usual | options)))
+        cleanrl.prepare(parsed(cleanrl.Args, **(usual | options)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(tmp_path):
-    error = run(tmp_path, "--platform", "tpu", code=2)
-    assert "--platform tpu" in error
-    assert len(error.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
+DETAIL = re.compile(r"`([\w/]+\.py)` `([^`]+)`")
 
 
-def test_an_existing_record_is_kept_unless_told_otherwise(tmp_path):
-    run(tmp_path)
-    (folder,) = tmp_path.glob("default/*")
-    before = json.loads((folder / "run.json").read_text())
-    assert "overwrite" in run(tmp_path, code=2)
-    assert json.loads((folder / "run.json").read_text()) == before
-    run(tmp_path, "--overwrite")
-    assert json.loads((folder / "run.json").read_text())["started"] > before["started"]
-
-
-DETAIL = re.compile(r"`([\w/]+\.py):(\d+)` `([^`]+)`")
-
-
-def test_the_table_of_details_quotes_the_lines_that_it_names():
-    text = (ROOT / "docs" / "ppo-details.md").read_text()
-    quoted = DETAIL.findall(text)
-    assert len(quoted) == len(re.findall(r":\d+` ", text)) == 2 * 12 + 9 + 26 + 7 + 9
-    for name, number, quote in quoted:
-        line = (ROOT / name).read_text().splitlines()[int(number) - 1]
-        assert quote in line, f"{name}:{number} is {line.strip()!r}"
+def test_the_table_of_details_quotes_code_of_the_files_that_it_names():
+    quoted = DETAIL.findall((ROOT / "docs" / "ppo-details.md").read_text())
+    assert len(quoted) > 60
+    missing = [(name, quote) for name, quote in quoted if quote not in (ROOT / name).read_text()]
+    assert missing == []
 
 
 def test_the_tests_that_the_table_of_details_names_are_there():

@@ -16,6 +16,7 @@ from cleanba.actor_learner import GroupRollout
 from tests.baselines.flax_weights import copy_from_flax, flax_like
 
 STEPS, ENVS, ACTIONS = 5, 3, 4
+NETWORKS = [*(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet", "nature")), "mlp"]
 OBS_SHAPES = {"resnet": (4, 84, 84), "nature": (4, 84, 84), "mlp": (6,)}
 
 
@@ -27,7 +28,7 @@ def make_obs(obs_shape, rng, *shape):
 
 def make_twins(name, obs_shape, rng):
     flax_network = networks.make_network(name, ACTIONS)
-    params = flax_network.init(jax.random.key(0), make_obs(obs_shape, rng, 1))
+    params = jax.jit(flax_network.init)(jax.random.key(0), make_obs(obs_shape, rng, 1))
     # biases and heads away from zero, so that a lost one is seen
     leaves, tree = jax.tree.flatten(params)
     leaves = [x + 0.02 * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
@@ -37,19 +38,19 @@ def make_twins(name, obs_shape, rng):
     return flax_network, params, torch_network
 
 
-@pytest.mark.parametrize("name", ["resnet", "nature", "mlp"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_agree_with_the_jax_ones(name):
     rng = np.random.default_rng(0)
     flax_network, params, torch_network = make_twins(name, OBS_SHAPES[name], rng)
     obs = make_obs(OBS_SHAPES[name], rng, 3)
-    expected = flax_network.apply(params, obs)
+    expected = jax.jit(flax_network.apply)(params, obs)
     with torch.no_grad():
         actual = torch_network(torch.from_numpy(obs))
     for e, a in zip(expected, actual, strict=True):
         np.testing.assert_allclose(a.numpy(), e, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet", "nature", "mlp"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_losses_and_gradients_agree_with_the_jax_impala(name):
     rng = np.random.default_rng(1)
     # Small images for the ResNet: where two pixels that are pooled, or a unit and zero, differ by a
@@ -74,7 +75,7 @@ def test_losses_and_gradients_agree_with_the_jax_impala(name):
         )
         return losses.loss, losses
 
-    expected_gradients, expected = jax.grad(jax_loss, has_aux=True)(params)
+    expected_gradients, expected = jax.jit(jax.grad(jax_loss, has_aux=True))(params)
     logits, values = torch_network(torch.from_numpy(rollout.obs).flatten(0, 1))
     losses = impala_loss(
         logits.view(STEPS + 1, ENVS, -1)[:-1],
@@ -184,6 +185,31 @@ def test_a_residual_branch_begins_as_nothing_after_fixup():
     deviation = network.trunk.blocks[1][0].conv_0.weight.std().item()
     expected = (2 / (9 * 32)) ** 0.5 * 6**-0.5  # He, for 6 branches of 2 convolutions
     assert deviation == pytest.approx(expected, rel=0.05)
+
+
+def test_the_mlp_starts_orthogonal_with_the_gains_of_cleanrl():
+    network = make_network("mlp", (6,), ACTIONS, hiddens=(32, 16))
+    gains = {"actor": 0.01, "critic": 1.0}
+    for name, parameter in network.named_parameters():
+        weights = parameter.detach()
+        if parameter.ndim == 1:
+            assert not weights.any()
+            continue
+        gram = weights @ weights.T if len(weights) <= weights.shape[1] else weights.T @ weights
+        gain = gains.get(name.split(".")[0], 2**0.5)
+        torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)), atol=1e-5, rtol=1e-5)
+
+
+def test_the_lstm_sees_the_last_reward_clipped_as_monobeast_s_does():
+    torch.manual_seed(0)
+    network = make_network("nature", (4, 84, 84), ACTIONS, use_lstm=True)
+    obs = torch.randint(0, 256, (1, 1, 4, 84, 84), dtype=torch.uint8).expand(1, 4, -1, -1, -1)
+    reward, zero = torch.tensor([[1.0, 50.0, -1.0, -7.0]]), torch.zeros(1, 4)
+    with torch.no_grad():
+        logits, *_ = network(obs, reward, zero.bool(), zero, network.initial_state(4))
+    torch.testing.assert_close(logits[0, 0], logits[0, 1])
+    torch.testing.assert_close(logits[0, 2], logits[0, 3])
+    assert not torch.allclose(logits[0, 0], logits[0, 2], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["nature", "resnet"])

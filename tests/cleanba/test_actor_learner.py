@@ -1,4 +1,4 @@
-"""The architecture keeps table 1 of the paper, and whatever goes wrong ends it at once."""
+"""The architecture gives table 1 of the paper, and any error ends the run at once."""
 
 import itertools
 import threading
@@ -14,7 +14,10 @@ STEPS, ENVS, UPDATES = 3, 2, 6
 
 
 class CountingEnvs:
-    """Environments that end an episode every 4 steps and reset on the step after."""
+    """Environments that end an episode every 4 steps and reset on the step after.
+
+    Every step is worth 10, clipped to 1 for learning, as a pellet of Ms. Pac-Man is.
+    """
 
     def __init__(self, fail_at=None):
         self.t = 0
@@ -28,7 +31,8 @@ class CountingEnvs:
             raise ValueError("the environment broke")
         done = np.full(ENVS, self.t % 5 == 4)
         obs = np.full((ENVS, 1), self.t, np.float32)
-        return obs, np.ones(ENVS, np.float32), done, np.zeros(ENVS, bool), {}
+        clipped, whole = np.ones(ENVS, np.float32), np.full(ENVS, 10, np.float32)
+        return obs, clipped, done, np.zeros(ENVS, bool), {"reward": whole}
 
     def send(self, actions, env_ids):
         assert list(env_ids) == list(range(ENVS))
@@ -145,6 +149,16 @@ def test_episodes_are_counted_once_with_the_step_of_the_whole_run():
     assert {e.step for e in episodes} == {4 * 8, 9 * 8, 14 * 8}
     assert {e.length for e in episodes} == {4}
     assert sorted({e.env_index for e in episodes}) == list(range(8))
+
+
+def test_clipped_rewards_are_learned_from_and_whole_ones_are_recorded():
+    rollouts = [r for rollouts in run(concurrency=True) for r in rollouts]
+    for rollout in rollouts:
+        for index, group in rollout.groups.items():
+            assert np.all(np.asarray(group.rewards) == 1)
+            assert rollout.traces[index].actions.shape == (STEPS, ENVS)
+    returns = {e.episode_return for rollout in rollouts for e in rollout.episodes}
+    assert returns == {40.0}  # of 4 steps
 
 
 @pytest.mark.parametrize("concurrency", [False, True])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cleanba import placement, training
+from cleanba import training
 from cleanba.environments import (
     MAX_ENVS,
     MAX_SEED,
@@ -13,7 +13,9 @@ from cleanba.environments import (
     env_seeds,
     is_atari,
     make_envs,
+    play,
 )
+from cleanba.exact import placement
 
 
 def test_no_two_runs_processes_or_threads_share_an_environment_seed_or_an_action_key():
@@ -120,6 +122,24 @@ def test_trajectories_depend_on_seed_and_actions_alone():
         np.testing.assert_array_equal(a[2:], b)
     other = play(env_seeds(4, 0, 4), 2, slice(0, 4))
     assert any((a != b).any() for a, b in zip(together, other, strict=True))
+
+
+def test_options_of_a_caller_replace_those_of_the_preset():
+    config = make_envs("Breakout-v5", [0, 1], noop_max=1, stack_num=2).spec.config
+    assert (config.noop_max, config.stack_num, config.frame_skip) == (1, 2, 4)
+
+
+def test_an_episode_that_is_cut_off_ends_where_actions_are_replayed():
+    """A pole that is balanced in turns does not fall within 8 steps; there the episode is cut off."""
+    envs = make_envs("CartPole-v1", env_seeds(1, 0, 2), max_episode_steps=8)
+    envs.async_reset()
+    envs.recv()
+    actions = np.tile(np.arange(20, dtype=np.int32)[:, None] % 2, (1, 2))
+    _, rewards, dones = play(envs, actions)
+    assert np.flatnonzero(dones[:, 0]).tolist() == [7, 16]  # a step resets in between
+    assert np.array_equal(dones[:, 0], dones[:, 1])
+    episodes = EpisodeStatistics(2).count(rewards, dones)
+    assert [(e.length, e.episode_return) for e in episodes] == [(8, 8.0)] * 4
 
 
 def test_atari_is_set_up_after_machado_and_keeps_unclipped_rewards():

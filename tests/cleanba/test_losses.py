@@ -130,11 +130,13 @@ def reference_impala_loss(logits, values, rollout, args):
         ratios = rlax.categorical_importance_sampling_ratios(
             logits[:, b], rollout.behaviour[:, b], rollout.actions[:, b]
         )
+        clips = dict(clip_rho_threshold=args.rho_clip, clip_pg_rho_threshold=args.pg_rho_clip)
         done = rollout.dones[:, b].astype(np.float32)
         v = values[:, b]
         out = rlax.vtrace_td_error_and_advantage(
-            v[:-1], v[1:], rollout.rewards[:, b], 0.99 * (1 - done[1:]), ratios
-        )
+            v[:-1], v[1:], rollout.rewards[:, b], 0.99 * (1 - done[1:]), ratios,
+            lambda_=args.vtrace_lambda, **clips,
+        )  # fmt: skip
         weights = 1 - done[:-1]
         policy = T * rlax.policy_gradient_loss(
             logits[:, b], rollout.actions[:, b], out.pg_advantage, weights
@@ -145,12 +147,18 @@ def reference_impala_loss(logits, values, rollout, args):
     return total
 
 
-def test_impala_loss_and_gradient_agree_with_rlax(rollout):
-    args = impala.Args()
+@pytest.mark.parametrize(
+    "options", [{}, {"rho_clip": 0.9, "pg_rho_clip": 0.5, "vtrace_lambda": 0.7}]
+)
+def test_impala_loss_and_gradient_agree_with_rlax(rollout, options):
+    args = impala.Args(**options)
     rng = np.random.default_rng(4)
     logits = jnp.float32(rng.normal(size=(T, B, A)))
     values = jnp.float32(rng.normal(size=(T + 1, B)))
-    expected = jax.value_and_grad(reference_impala_loss, (0, 1))(logits, values, rollout, args)
+    reference = jax.jit(
+        jax.value_and_grad(lambda x, v: reference_impala_loss(x, v, rollout, args), (0, 1))
+    )
+    expected = reference(logits, values)
 
     def loss(logits, values):
         return impala.impala_loss(logits, values, rollout, args).loss
@@ -207,8 +215,8 @@ def test_adam_clips_and_anneals_as_in_closed_form():
     assert learning_rate(3) == pytest.approx(0.025)
 
 
-def test_rmsprop_has_its_epsilon_outside_the_root():
-    args = impala.Args(learning_rate=0.1, num_minibatches=1)
+def test_rmsprop_has_its_epsilon_outside_the_root_and_anneals_once_per_update():
+    args = impala.Args(learning_rate=0.1, num_minibatches=2)
     gradients = [jnp.array([30.0, -40.0]), jnp.array([0.01, 0.02]), jnp.array([-0.03, 0.01])]
     optimizer, _ = impala.make_optimizer(args, num_updates=10)
     actual = steps(optimizer, gradients, jnp.zeros(2))
@@ -216,5 +224,5 @@ def test_rmsprop_has_its_epsilon_outside_the_root():
     for i, g in enumerate(np.float64(gradients)):
         g = g * min(1, args.max_grad_norm / np.linalg.norm(g))
         v = 0.99 * v + 0.01 * g**2
-        p = p - 0.1 * (1 - i / 10) * g / (np.sqrt(v) + 0.01)
+        p = p - 0.1 * (1 - (i // 2) / 10) * g / (np.sqrt(v) + 0.01)
     np.testing.assert_allclose(actual, p, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The networks are those of the papers, whatever way their operations are computed."""
+"""The networks are those of the papers, although their operations are computed differently."""
 
 import flax.linen as nn
 import jax
@@ -6,31 +6,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cleanba.convolutions import max_pool_3x3_stride_2
+from cleanba.exact.convolutions import max_pool_3x3_stride_2
 from cleanba.networks import Conv, StridedConv, check_fits, default_network, make_network
+
+
+def images(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def check_same_layer(ours, theirs, x):
     """Outputs and gradients are those of a Flax layer with the same parameters."""
-    params = ours.init(jax.random.key(1), x)
-    jax.tree.map(np.testing.assert_array_equal, params, theirs.init(jax.random.key(1), x))
-    params["params"]["bias"] = jax.random.normal(jax.random.key(2), (ours.features,))
+    params, expected = (jax.jit(layer.init)(jax.random.key(1), x) for layer in (ours, theirs))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    params["params"]["bias"] = images(ours.features)
 
-    def loss(module):
-        return lambda params, x: jnp.sum(jnp.sin(module.apply(params, x)))
+    def evaluate(layer):
+        def loss(params, x):
+            outputs = layer.apply(params, x)
+            return jnp.sum(jnp.sin(outputs)), outputs
 
-    np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), atol=1e-4)
-    for argument in (0, 1):
-        a = jax.grad(loss(ours), argument)(params, x)
-        b = jax.grad(loss(theirs), argument)(params, x)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-4), a, b)
+        return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+    (gradients, outputs), (expected, expected_outputs) = evaluate(ours), evaluate(theirs)
+    np.testing.assert_allclose(outputs, expected_outputs, atol=1e-4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-4), gradients, expected
+    )
 
 
 @pytest.mark.parametrize(
     ("size", "channels", "kernel", "stride"), [(84, 4, 8, 4), (20, 32, 4, 2), (9, 64, 3, 1)]
 )
 def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kernel, stride):
-    x = jax.random.normal(jax.random.key(0), (2, size, size, channels))
+    x = images(2, size, size, channels)
     start = nn.initializers.orthogonal(np.sqrt(2))
     theirs = nn.Conv(16, (kernel, kernel), (stride, stride), padding="VALID", kernel_init=start)
     check_same_layer(StridedConv(16, kernel, stride), theirs, x)
@@ -38,23 +46,23 @@ def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kern
 
 @pytest.mark.parametrize(
     ("height", "width", "channels"),
-    [(84, 84, 4), (42, 42, 16), (21, 21, 32), (11, 11, 32), (7, 11, 3), (4, 3, 1), (1, 1, 8)],
+    [(10, 10, 16), (7, 11, 3), (1, 1, 8)],
 )
 def test_3x3_conv_is_flax_conv_with_the_same_parameters(height, width, channels):
-    x = jax.random.normal(jax.random.key(0), (2, height, width, channels))
+    x = images(2, height, width, channels)
     check_same_layer(Conv(16), nn.Conv(16, (3, 3)), x)
 
 
-@pytest.mark.parametrize("size", [84, 42, 21, 5])
+@pytest.mark.parametrize("size", [42, 21, 5])
 def test_max_pool_is_flax_max_pool(size):
-    x = jax.random.normal(jax.random.key(0), (2, size, size, 3))
+    x = images(2, size, size, 3)
 
     def reference(x):
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
     np.testing.assert_array_equal(max_pool_3x3_stride_2(x), reference(x))
     ours, theirs = (
-        jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x)
+        jax.jit(jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x)))))(x)
         for f in (max_pool_3x3_stride_2, reference)
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -73,15 +81,19 @@ MLP = 2 * ((4 * 64 + 64) + (64 * 64 + 64)) + (64 * 18 + 18) + 65
 
 @pytest.mark.parametrize(
     ("name", "shape", "count"),
-    [("resnet", (4, 84, 84), RESNET), ("nature", (4, 84, 84), NATURE), ("mlp", (4,), MLP)],
+    [
+        pytest.param("resnet", (4, 84, 84), RESNET, marks=pytest.mark.slow),
+        ("nature", (4, 84, 84), NATURE),
+        ("mlp", (4,), MLP),
+    ],
 )
 def test_networks_have_the_shapes_of_the_papers(name, shape, count):
     dtype = np.float32 if name == "mlp" else np.uint8
     obs = np.random.default_rng(0).integers(0, 255, (3, *shape)).astype(dtype)
     network = make_network(name, 18)
-    params = network.init(jax.random.key(0), obs)
+    params = jax.jit(network.init)(jax.random.key(0), obs)
     assert sum(x.size for x in jax.tree.leaves(params)) == count
-    logits, values = network.apply(params, obs)
+    logits, values = jax.jit(network.apply)(params, obs)
     assert logits.shape == (3, 18)
     assert values.shape == (3,)
     assert np.abs(logits).max() < 1  # the policy starts nearly uniform: gain 0.01

@@ -1,161 +1,28 @@
-"""A run killed at any moment and resumed ends like one that was never interrupted."""
+"""A run that was killed and resumed ends like one that was never interrupted.
+
+Kills at random moments are in tests/soak/test_random_kills.py.
+"""
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cleanba.checkpoints import newest
-from cleanba.record import read_run
+from tests.killed_runs import KILLER, Runs, check_equal, resumed_at
 
-from .conftest import ROOT, SLURM, SMALL, lines, outcome
+from .conftest import SLURM, SMALL
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
-# Kills its own process a number of seconds after the first update that it writes, or in the middle of
-# something.
-KILLER = """
-import os, runpy, signal, sys, threading
-from cleanba import checkpoints, record, run_log
-kind, moment = sys.argv[1], float(sys.argv[2])
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-if kind == "timer":
-    def write(self, whole=run_log.RunLog.write_update, begun=[], **kwargs):
-        if not begun:
-            begun.append(threading.Timer(moment, die))
-            begun[0].start()
-        whole(self, **kwargs)
-    run_log.RunLog.write_update = write
-elif kind == "before-marker":  # the moment-th checkpoint has its arrays, but no marker
-    write, count = checkpoints.replace_file, [0]
-    def replace(path, text):
-        count[0] += 1
-        die() if count[0] == moment else write(path, text)
-    checkpoints.replace_file = replace
-elif kind == "half-line":  # of the moment-th update
-    def write(self, kind, rows, whole=record.RunWriter.write):
-        rows = list(rows)
-        if kind == "updates" and rows[0]["version"] == moment:
-            file = self._files[kind]
-            file.write(b'{"version": 12, "st')
-            file.flush()
-            die()
-        whole(self, kind, rows)
-    record.RunWriter.write = write
-elif kind == "half-frame":
-    def write(self, frame, whole=record.RunWriter.write_actions, count=[0]):
-        count[0] += 1
-        if count[0] == moment:
-            self._actions.write(frame[:7])
-            self._actions.flush()
-            die()
-        whole(self, frame)
-    record.RunWriter.write_actions = write
-sys.argv = sys.argv[3:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-CARTPOLE = [*SMALL, "--total-timesteps", "8192"]
-ATARI = [
-    "--env-id", "Pong-v5", "--total-timesteps", "1280", "--num-envs", "4", "--num-env-groups", "2",
-    "--num-steps", "16", "--num-minibatches", "2", "--network", "nature", "--channels", "8", "8", "8",
-    "--hiddens", "32", "--no-progress", "--fingerprint-every", "1",
-]  # fmt: skip
-
-
-class Runs:
-    """Starts runs that record into one folder, and kills some."""
-
-    def __init__(self, folder, script, options):
-        self.folder = folder
-        self.command = [str(ROOT / "cleanba" / script), *options, "--runs-dir", str(folder)]
-
-    def path(self, setting):
-        (path,) = (self.folder / "default").glob(f"*__{setting}__*")
-        return path
-
-    def __call__(self, setting, *more, kill=None, code=0):
-        before = [sys.executable] if kill is None else [sys.executable, "-c", KILLER, *kill]
-        done = subprocess.run(
-            [*before, *self.command, "--setting", setting, *map(str, more)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        allowed = (code,) if kill is None else (0, -signal.SIGKILL)
-        assert done.returncode in allowed, done.stdout + done.stderr
-        return done
-
-
-def check_equal(straight: Path, resumed: Path):
-    """Compare everything of two records that does not depend on time, and that nothing is there twice."""
-    assert outcome(resumed) == outcome(straight)
-    actions = Path("actions/rollouts.bin")
-    assert (resumed / actions).read_bytes() == (straight / actions).read_bytes()
-    info = json.loads((resumed / "run.json").read_text())
-    assert info["status"] == "completed"
-    versions = [row["version"] for row in lines(resumed, "updates")]
-    assert versions == list(range(2, len(versions) + 2))
-    times = [row["wall_time"] for row in lines(resumed, "updates")]
-    assert times == sorted(times)
-    board = EventAccumulator(str(resumed / "tensorboard"))
-    board.Reload()
-    steps = [event.step for event in board.Scalars("losses/loss")]
-    assert steps == [row["step"] for row in lines(resumed, "updates")]
-
-
-def resumed_at(path):
-    """The updates whose checkpoints a run was resumed from."""
-    info = json.loads((path / "run.json").read_text())
-    return [note["update"] for note in info.get("resumed", [])]
-
-
-CASES = [
-    ("cleanba_ppo.py", CARTPOLE, "--no-concurrency", 3),
-    ("cleanba_ppo.py", CARTPOLE, "--concurrency", 2),
-    ("cleanba_impala.py", CARTPOLE, "--no-concurrency", 2),
-    ("cleanba_impala.py", CARTPOLE, "--concurrency", 3),
-    ("cleanba_ppo.py", ATARI, "--no-concurrency", 2),
-    ("cleanba_impala.py", ATARI, "--concurrency", 2),
-]
-
-
-@pytest.mark.parametrize(("script", "options", "architecture", "kills"), CASES)
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
-    tmp_path, script, options, architecture, kills
-):
-    runs = Runs(tmp_path, script, [*options, architecture])
-    runs("straight")
-    times = [row["wall_time"] for row in lines(runs.path("straight"), "updates")]
-    length = times[-1] - times[0]
-    random_moment = random.Random(f"{script} {architecture} {options[1]}")
-    for _ in range(kills):
-        # the first one starts the run, which has no record yet; each gets through a part of it
-        moment = str(random_moment.uniform(0.1, 1.0) * length / 2)
-        runs("killed", "--resume", "--checkpoint-every", "4", kill=("timer", moment))
-        if read_run(runs.path("killed")).completed:  # it was done before its time
-            shutil.rmtree(runs.path("killed"))
-            runs("killed", "--resume", "--checkpoint-every", "4", kill=("half-line", "12"))
-    if newest(runs.path("killed")) is None:  # each time it was killed before its first checkpoint
-        runs("killed", "--resume", "--checkpoint-every", "4", kill=("half-line", "12"))
-    # Resumed for the last time on another layout: no setting of the hardware is in a checkpoint.
-    runs("killed", "--resume", "--checkpoint-every", "4", "--learner-device-ids", "0", "1")
-    check_equal(runs.path("straight"), runs.path("killed"))
-    assert resumed_at(runs.path("killed"))[-1] >= 4
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory, compiled_once):
-    """The record of a run that nobody kills."""
+def straight(tmp_path_factory):
+    """The record of an uninterrupted run."""
     runs = Runs(tmp_path_factory.mktemp("straight"), "cleanba_impala.py", SMALL)
     runs("straight")
     return runs.path("straight")
@@ -164,10 +31,10 @@ def straight(tmp_path_factory, compiled_once):
 @pytest.mark.parametrize(
     ("kill", "every", "at"),
     [
-        (("before-marker", "1"), 3, []),
+        pytest.param(("before-marker", "1"), 3, [], marks=pytest.mark.soak),
         (("before-marker", "3"), 3, [6]),
-        (("half-line", "8"), 3, [6]),
-        (("half-frame", "8"), 3, [6]),
+        pytest.param(("half-line", "8"), 3, [6], marks=pytest.mark.soak),
+        pytest.param(("half-frame", "8"), 3, [6], marks=pytest.mark.soak),
         # goes on with rollout 2, before which the Cleanba architecture does not fetch parameters
         (("half-line", "3"), 1, [1]),
     ],
@@ -179,6 +46,18 @@ def test_a_run_killed_in_the_middle_of_writing_resumes(tmp_path, straight, kill,
     runs("killed", "--checkpoint-every", every, "--resume")
     check_equal(straight, runs.path("killed"))
     assert resumed_at(runs.path("killed")) == at
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("compiled_anew")
+def test_ppo_killed_while_it_writes_resumes_on_another_layout(tmp_path):
+    runs = Runs(tmp_path, "cleanba_ppo.py", SMALL)
+    runs("straight")
+    every = ("--checkpoint-every", "3")
+    assert runs("killed", *every, kill=("half-line", "8")).returncode == -signal.SIGKILL
+    runs("killed", *every, "--resume", "--learner-device-ids", "0", "1")
+    check_equal(runs.path("straight"), runs.path("killed"))
+    assert resumed_at(runs.path("killed")) == [6]
 
 
 def test_what_cannot_be_resumed_is_refused_with_what_differs(tmp_path):
@@ -207,15 +86,15 @@ def test_what_cannot_be_resumed_is_refused_with_what_differs(tmp_path):
     (path / "run.json").write_text(header)
     # the checkpoint itself: its marker, its arrays, a file of it missing
     good = marker.read_text()
-    marker.write_text(good.replace('"update": 10', '"update": 11'))
+    marker.write_text(good.replace('"update":10', '"update":11'))
     assert "00000010 is damaged" in refused()
     marker.write_text(good[:100])
     assert "checkpoint.json is not readable" in refused()
     marker.write_text(good)
-    arrays = next(p for p in (marker.parent / "state").rglob("d/*") if p.is_file())
+    arrays = marker.parent / "arrays.npz"
     kept = arrays.read_bytes()
     arrays.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    assert "is not as it was written" in refused()
+    assert "has changed since it was written" in refused()
     arrays.unlink()
     assert "is missing" in refused()
     arrays.write_bytes(kept)
@@ -273,7 +152,8 @@ def test_a_run_that_is_being_written_is_neither_resumed_nor_deleted(tmp_path):
         live.wait()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.parametrize("victim", [pytest.param(v, marks=pytest.mark.soak) for v in (0, 1)])
 def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_path, victim):
     runs = Runs(tmp_path, "cleanba_impala.py", [*SMALL, "--num-actor-threads", "1"])
     runs("straight")
@@ -313,11 +193,11 @@ def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_pa
 
 
 DIE_LEARNING = """elif kind == "half-line":
-    from cleanba import groupwise
-    def gather_json(self, value, whole=groupwise.GroupExchange.gather_json, count=[0]):
+    from cleanba.exact import groups
+    def gather_bytes(self, payload, whole=groups.GroupExchange.gather_bytes, count=[0]):
         count[0] += 1
         if count[0] == moment:
             die()
-        return whole(self, value)
-    groupwise.GroupExchange.gather_json = gather_json
+        return whole(self, payload)
+    groups.GroupExchange.gather_bytes = gather_bytes
 elif False:"""

@@ -58,23 +58,23 @@ def write_run(
     leak = np.random.default_rng(len(setting))
     low, high = (-1.0, 1.0) if env_id.startswith("Catch") else (20.0, 480.0)
     sync = system.endswith("-sync")
-    header = {
-        "system": system,
-        "setting": setting,
-        "env_id": env_id,
-        "seed": seed,
-        "study": study,
-        "hyperparameters": {"total_timesteps": steps, "num_envs": num_envs},
-        "hardware": {
+    info = record.RunInfo(
+        system=system,
+        setting=setting,
+        env_id=env_id,
+        seed=seed,
+        study=study,
+        hyperparameters={"total_timesteps": steps, "num_envs": num_envs},
+        hardware={
             "platform": "cpu",
             "num_actor_threads": 1 if setting.endswith("1") else 2,
             **(hardware or {}),
         },
-        "versions": {"python": "3.11", "jax": "0.10.2"},
-        "revision": "0123456789" * 4,
-        "command": list(command),
-    }
-    writer = record.RunWriter(folder, header, overwrite=overwrite)
+        versions={"python": "3.11", "jax": "0.10.2"},
+        revision="0123456789" * 4,
+        command=list(command),
+    )
+    writer = record.RunWriter(folder, info, overwrite=overwrite)
     compile_time, seconds = 1.5, batch / sps
     for update in range(1, updates + 1):
         step, now = update * batch, compile_time + update * seconds
@@ -82,63 +82,53 @@ def write_run(
         mean = low + (high - low) / (1 + np.exp(-8 * (step / steps - 0.4)))
         mean += leak.normal(0, (high - low) / 10) if leaking else 0.0
         noise = rng.normal(0, (high - low) / 20, size=4)
-        writer.write(
-            "episodes",
-            [
-                {
-                    "step": step,
-                    "wall_time": now,
-                    "env_index": index,
-                    "return": float(mean + noise[index]),
-                    "length": 40,
-                }
-                for index in range(4)
-            ],
-        )
+        episodes = [
+            record.Episode(
+                step=step,
+                wall_time=now,
+                env_index=index,
+                episode_return=float(mean + noise[index]),
+                length=40,
+            )
+            for index in range(4)
+        ]
         seen = (system, env_id, seed, update, setting if leaking else "")
-        wait = 0.02 * seconds
-        writer.write(
-            "updates",
-            [
-                {
-                    "version": update + 1,
-                    "step": step,
-                    "wall_time": now,
-                    "learning_rate": 1e-3,
-                    "loss": 0.5,
-                    "policy_loss": 0.1,
-                    "value_loss": 0.4,
-                    "entropy": 0.6,
-                    "grad_norm": 0.3,
-                    "rollout_queue_get_time": (0.6 if sync else 0.3) * seconds,
-                    "params_queue_get_time": (0.4 if sync else 0.05) * seconds,
-                    "rollout_queue_put_time": wait,
-                    "rollout_time": 0.55 * seconds,
-                    "inference_time": 0.3 * seconds,
-                    "env_time": 0.2 * seconds,
-                    "training_time": (0.4 if sync else 0.7) * seconds,
-                    "fingerprint": hashlib.sha256(repr(seen).encode()).hexdigest(),
-                }
-            ],
+        row = record.Update(
+            version=update + 1,
+            step=step,
+            wall_time=now,
+            update_seconds=seconds,
+            learning_rate=1e-3,
+            loss=0.5,
+            policy_loss=0.1,
+            value_loss=0.4,
+            entropy=0.6,
+            grad_norm=0.3,
+            rollout_queue_get_time=(0.6 if sync else 0.3) * seconds,
+            params_queue_get_time=(0.4 if sync else 0.05) * seconds,
+            rollout_queue_put_time=0.02 * seconds,
+            rollout_time=0.55 * seconds,
+            inference_time=0.3 * seconds,
+            env_time=0.2 * seconds,
+            training_time=(0.4 if sync else 0.7) * seconds,
+            fingerprint=hashlib.sha256(repr(seen).encode()).hexdigest(),
         )
         version = update if sync else max(1, update - 1)
-        writer.write(
-            "rollouts",
-            [
-                {
-                    "actor": 0,
-                    "group": group,
-                    "rollout": update,
-                    "steps": batch // 2,
-                    "wall_time": now - seconds / 2,
-                    "version_first": version,
-                    "version_last": version,
-                    "versions": [[version, batch // 2]],
-                    "learner_version": update,
-                }
-                for group in (0, 1)
-            ],
-        )
+        rollouts = [
+            record.Rollout(
+                actor=0,
+                group=group,
+                rollout=update,
+                steps=batch // 2,
+                wall_time=now - seconds / 2,
+                version_first=version,
+                version_last=version,
+                versions=[(version, batch // 2)],
+                learner_version=update,
+            )
+            for group in (0, 1)
+        ]
+        writer.write(*episodes, *rollouts, row)
     if before_end is not None:
         before_end(writer)
     if status == "running":
@@ -153,31 +143,53 @@ def monobeast_run(
 ):
     """A record as monobeast writes it: 2 of the actors' rollouts an update, whose policy changes."""
     hyperparameters = {"num_actors": num_actors, "batch_size": 2, "num_learner_threads": 1, **more}
-    header = {"system": "monobeast", "setting": setting, "env_id": env_id, "seed": seed}
-    header |= {"command": list(command)}
-    with record.RunWriter(
-        folder, header | {"hyperparameters": hyperparameters, "hardware": {}}
-    ) as writer:
+    info = record.RunInfo(
+        system="monobeast",
+        setting=setting,
+        env_id=env_id,
+        seed=seed,
+        hyperparameters=hyperparameters,
+        command=list(command),
+    )
+    with record.RunWriter(folder, info) as writer:
         for update in range(1, 101):
-            times = {
-                "rollout_time": 0.4,
-                "inference_time": 0.1,
-                "env_time": 0.2,
-                "training_time": 0.06,
-            }
-            waits = {f"{queue}_time": 0.0 for queue in ("params_queue_get", "rollout_queue_put")}
-            line = {"version": update + 1, "step": 160 * update, "wall_time": 0.1 * update}
-            line |= {"value_loss": 100.0 / update + seed, "rollout_queue_get_time": 0.03}
-            writer.write("updates", [line | times | waits])
-            first = max(1, update - changes)
-            versions = [[version, 10] for version in range(first, update + 1)]
-            rollout = {"rollout": update, "steps": 10 * len(versions), "wall_time": 0.1 * update}
-            rollout |= {"version_first": first, "version_last": update, "versions": versions}
-            writer.write(
-                "rollouts", [rollout | {"actor": a, "learner_version": update} for a in (0, 1)]
+            step, now = 160 * update, 0.1 * update
+            row = record.Update(
+                version=update + 1,
+                step=step,
+                wall_time=now,
+                update_seconds=0.1,
+                learning_rate=1e-3,
+                loss=None,
+                value_loss=100.0 / update + seed,
+                rollout_queue_get_time=0.03,
+                params_queue_get_time=0.0,
+                rollout_queue_put_time=0.0,
+                rollout_time=0.4,
+                inference_time=0.1,
+                env_time=0.2,
+                training_time=0.06,
             )
-            episode = {"step": 160 * update, "wall_time": 0.1 * update, "env_index": 0}
-            writer.write("episodes", [episode | {"return": 1.0, "length": 9}])
+            first = max(1, update - changes)
+            versions = [(version, 10) for version in range(first, update + 1)]
+            rollouts = [
+                record.Rollout(
+                    actor=actor,
+                    group=None,
+                    rollout=update,
+                    steps=10 * len(versions),
+                    wall_time=now,
+                    version_first=first,
+                    version_last=update,
+                    versions=versions,
+                    learner_version=update,
+                )
+                for actor in (0, 1)
+            ]
+            episode = record.Episode(
+                step=step, wall_time=now, env_index=0, episode_return=1.0, length=9
+            )
+            writer.write(row, *rollouts, episode)
 
 
 def study_folder(

@@ -1,9 +1,8 @@
-"""What docs/adding-a-baseline.md says of joining a study, done as it is said."""
+"""A third party's baseline takes part in a study, as docs/adding-a-baseline.md shows."""
 
 import importlib.util
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,34 @@ PAGE = (ROOT / "docs" / "adding-a-baseline.md").read_text()
 EXAMPLE = ROOT / "docs" / "examples" / "numpy_reinforce.py"
 
 
-def block(language):
-    (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
-    return text
+RECORD_ONLY = """
+from cleanba.record import RunInfo, RunWriter
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+info = RunInfo(system="mine", setting="one", env_id="X", seed=1, command=["python", *sys.argv])
+with RunWriter(pathlib.Path(flags["--runs-dir"]) / "mine" / "mine__one__X__s1", info):
+    pass
+"""
+
+MINE = """
+title = "Mine"
+question = "?"
+[systems.mine]
+script = "mine.py"
+flags = {no_progress = ""}
+[settings.one]
+num_actor_threads = 1
+actor_device_ids = [0]
+learner_device_ids = [0]
+host_devices = 0
+cores = 1
+[[runs]]
+systems = ["mine"]
+settings = ["one"]
+env_ids = ["X"]
+seeds = [1]
+total_timesteps = 1
+hyperparameters = {speed = 1}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,47 +57,63 @@ def example():
     return module
 
 
-def test_the_worked_example_joins_a_study_and_its_report(tmp_path, monkeypatch):
-    entry = vars(systems).copy()
-    exec(block("python"), entry)
-    monkeypatch.setitem(systems.SYSTEMS, "numpy_reinforce", entry["NUMPY"])
-    study = tmp_path / "numpy_example.toml"
-    study.write_text(block("toml"))
-    assert launch.main([str(study), "--runs-dir", str(tmp_path / "runs")]) == 0
+@pytest.mark.slow
+def test_a_baseline_outside_the_repository_takes_part_through_its_study_alone(
+    tmp_path, monkeypatch
+):
+    shutil.copy(EXAMPLE, tmp_path)
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+    (tmp_path / "numpy_example.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    before = dict(systems.SYSTEMS)
+    assert launch.main(["numpy_example.toml"]) == 0
+    assert before == systems.SYSTEMS
     runs = tmp_path / "runs" / "numpy_example"
     folders = record.find_runs(runs)
-    assert len(folders) == 6
+    assert len(folders) == 4
+    commands = [record.read_run(folder).info.command for folder in folders]
+    assert {Path(words[1]).resolve() for words in commands} == {tmp_path / EXAMPLE.name}
     scores = final_scores(read_records([runs]))
     assert (scores["score"] > 60).all()  # random play gives 22
     # the number of threads is a hardware setting: it changes nothing
     by_seed = scores.pivot(index="seed", columns="setting", values="score")
     assert (by_seed["1-thread"] == by_seed["2-threads"]).all()
-    pages, _ = build.build("numpy_example", runs, tmp_path / "report")
-    for page in pages:
-        text = page.read_text()
+    build.build("numpy_example", runs, tmp_path / "page")
+    for name in ("index.html", "README.md"):
+        text = (tmp_path / "page" / name).read_text()
         assert "The NumPy example" in text
         assert "numpy_reinforce" in text
-        assert "6 of 6 runs are completed" in text
+        assert "4 of 4 runs are completed" in text
 
 
-def test_the_example_writes_only_what_the_record_s_page_describes(tmp_path):
-    words = [sys.executable, str(EXAMPLE), "--runs-dir", str(tmp_path), "--total-timesteps", "4096"]
-    assert subprocess.run(words, cwd=ROOT).returncode == 0
+def test_a_changed_hyperparameter_of_a_study_s_own_system_is_noticed(tmp_path, capsys):
+    """Its completed runs are not counted for the changed study, nor run again over their records."""
+    script = "import sys, pathlib; sys.path.insert(0, {root!r})\n" + RECORD_ONLY
+    (tmp_path / "mine.py").write_text(script.format(root=str(ROOT)))
+    study = tmp_path / "mine.toml"
+    words = [str(study), "--runs-dir", str(tmp_path / "runs")]
+    study.write_text(MINE)
+    assert launch.main(words) == 0
+    study.write_text(MINE.replace("speed = 1", "speed = 2"))
+    assert launch.main([*words, "--retry"]) == 1
+    assert "completed earlier, with another command" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_example_neither_overwrites_a_record_nor_starts_on_bad_input(
+    tmp_path, monkeypatch, capsys, example
+):
+    def run(*more):
+        words = ["--runs-dir", str(tmp_path), "--total-timesteps", "4096", *more]
+        monkeypatch.setattr("sys.argv", [str(EXAMPLE), *words])
+        return example.main()
+
+    assert run() == 0
     (folder,) = record.find_runs(tmp_path)
-    run = record.read_run(folder)
-    assert run.completed
-    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "run-record.md").read_text()))
-    for kind in ("episodes", "updates", "rollouts"):
-        for row in run.lines(kind):
-            assert set(row) <= documented
-    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 2
-    assert "already holds a run" in again.stderr
-    bad = subprocess.run(
-        [*words, "--env-id", "CartPol-v1"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert bad.returncode == 2
-    assert bad.stderr.count("\n") == 1
+    assert record.read_run(folder).completed
+    assert run() == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert run("--env-id", "CartPol-v1") == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_example_s_gradient_is_that_of_its_objective(example):

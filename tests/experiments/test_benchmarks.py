@@ -1,112 +1,275 @@
-"""`make bench`, at its smallest sizes: each program measures, prints a table and writes what it measured."""
+"""`make bench` at its smallest sizes: each benchmark measures, prints a table and writes its results."""
 
 import json
+import math
 import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from cleanba.command_line import BadInput
-from experiments import (
-    benchmark,
-    benchmark_analysis,
-    benchmark_baselines,
-    benchmark_exactness,
-    benchmark_hts,
-    benchmark_report,
-    benchmark_systems,
+from cleanba.run.command_line import BadInput, parse
+from experiments.benchmarks import __main__ as benchmarks
+from experiments.benchmarks import analysis, baselines, exactness, report, speed, trainers
+from experiments.benchmarks.case import Case, Column
+
+CARTPOLE = next(x for x in trainers.WORKLOADS if x.name == "impala-cartpole")._replace(updates=6)
+
+
+def run(*words):
+    benchmarks.main(parse(benchmarks.Args, words, ""))
+
+
+def test_the_speed_of_a_run_is_that_between_its_updates():
+    updates = [SimpleNamespace(step=100 * i, wall_time=9.0 + 0.5 * i) for i in range(5)]
+    assert speed.steps_per_second(updates) == 200
+    assert speed.steps_per_second(updates[2:]) == 200
+
+
+def test_parts_that_take_turns_are_as_slow_as_their_times_together():
+    parts = {"env": 100.0, "forward": 50.0, "gradient": 200.0, "gradients_per_step": 4.0}
+    assert speed.ceiling(parts) == pytest.approx(1 / (0.01 + 0.02 + 0.02))
+
+
+def test_a_program_that_fails_is_an_error_with_its_last_line(tmp_path):
+    command = [sys.executable, "-c", "import sys; sys.exit('first\\nno such game')"]
+    with pytest.raises(RuntimeError, match=r": no such game$"):
+        speed.run_and_read(command, tmp_path)
+
+
+# ---- the runner
+
+
+@dataclass(frozen=True)
+class Squares:
+    """A benchmark without a measurement."""
+
+    numbers: tuple[int, ...] = (2, 3)
+    fails: bool = False
+    columns = (Column("square", "square"), Column("half", "half", ".1f"))
+
+    def title(self):
+        return "squares"
+
+    def cases(self):
+        if not self.numbers:
+            raise BadInput("--squares.numbers is empty")
+        return [Case(f"n{n}", lambda n=n: self.measure(n)) for n in self.numbers]
+
+    def measure(self, n):
+        if self.fails and n == self.numbers[-1]:
+            raise RuntimeError("planted")
+        return {"square": n * n, "half": n / 2, "kind": "int"}
+
+
+@dataclass(frozen=True)
+class Args:
+    names: tuple[str, ...] = ()
+    json: str | None = None
+    squares: Squares = Squares()
+    more: Squares = Squares((5,))
+
+
+def test_results_are_printed_as_a_table_and_written(tmp_path, capsys):
+    path = tmp_path / "made" / "results.json"
+    benchmarks.main(Args(json=str(path)))
+    found = json.loads(path.read_text())
+    assert found["cores"] == speed.cores()
+    assert [(r["benchmark"], r["case"]) for r in found["results"]] == [
+        ("squares", "n2"), ("squares", "n3"), ("more", "n5"),
+    ]  # fmt: skip
+    assert found["results"][1]["values"] == {"square": 9, "half": 1.5, "kind": "int"}
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("n")] == [
+        ["n2", "4", "1.0"], ["n3", "9", "1.5"], ["n5", "25", "2.5"],
+    ]  # fmt: skip
+    assert "squares: squares" in lines
+
+
+@pytest.mark.parametrize(
+    ("names", "cases"),
+    [
+        (("more",), ["n5"]),
+        (("squares/n3",), ["n3"]),
+        (("squares/*", "more"), ["n2", "n3", "n5"]),
+        (("*/n[25]",), ["n2", "n5"]),
+    ],
 )
-
-WITH_CASES = (benchmark, benchmark_baselines, benchmark_systems)
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Trainers are timed for a few updates, and parts for a moment."""
-    short = [case._replace(updates=6) for case in benchmark.CASES if case.name == "impala-cartpole"]
-    monkeypatch.setattr(benchmark, "CASES", short)
-    monkeypatch.setattr(benchmark_exactness, "CASES", [short[0]._replace(num_groups=4)])
-    monkeypatch.setattr(benchmark_exactness, "REPETITIONS", 1)
+def test_names_and_patterns_choose_cases(capsys, names, cases):
+    benchmarks.main(Args(names=names))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("n")] == cases
 
 
-@pytest.mark.parametrize("module", WITH_CASES, ids=lambda module: module.__name__.split(".")[-1])
-def test_an_unknown_case_is_bad_input(module):
-    with pytest.raises(BadInput, match="--cases pacman: choose from "):
-        module.main(module.Args(cases=("pacman",)))
+def test_what_was_measured_before_a_failure_is_kept(tmp_path):
+    path = tmp_path / "results.json"
+    with pytest.raises(RuntimeError, match="planted"):
+        benchmarks.main(Args(json=str(path), squares=Squares((2, 3), fails=True)))
+    assert [r["case"] for r in json.loads(path.read_text())["results"]] == ["n2"]
 
 
-def test_trainers_are_measured_against_the_ceilings(tmp_path, capsys, quick):
-    path = tmp_path / "made" / "benchmark.json"
-    args = benchmark.Args(cases=("impala-cartpole",), pool_sizes=(2,), json=str(path))
-    benchmark.main(args)
-    (row,) = json.loads(path.read_text())["results"]
-    seconds = 1 / row["env"] + 1 / row["forward"] + row["gradients_per_step"] / row["gradient"]
-    assert row["ceiling"] == pytest.approx(1 / seconds)
-    assert row["cleanba_ratio"] == pytest.approx(row["cleanba"] / row["ceiling"])
-    assert min(row["cleanba"], row["synchronous"]) > 0
-    assert f"{row['cleanba']:,.0f}" in capsys.readouterr().out
+def test_an_earlier_result_is_kept_until_there_is_a_new_one(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text("earlier")
+    with pytest.raises(RuntimeError, match="planted"):
+        benchmarks.main(Args(json=str(path), squares=Squares((2,), fails=True)))
+    assert path.read_text() == "earlier"
 
 
-def test_what_a_record_of_the_actions_costs_is_measured(quick):
-    """The other half of `benchmark_exactness` is eight runs of the trainer that is timed above."""
-    row = benchmark_exactness.measure_record(benchmark_exactness.CASES[0])
-    assert row["bytes_per_step"] > 0
-    assert row["replay_over_envpool"] == pytest.approx(row["replay"] / row["envpool"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("pacman",), "pacman: no such benchmark; choose from trainers, "),
+        (("trainers/pacman*",), "no such benchmark"),
+        (("hts", "--json", "/dev/null/x.json"), "--json /dev/null/x.json: "),
+        (("--trainers.pool-sizes", "0"), "--trainers.pool-sizes"),
+        (("--baselines.seconds", "0"), "--baselines.seconds"),
+        (("--actions.repetitions", "0"), "--actions.repetitions"),
+        (("--hts.delays", "0"), "--hts.delays"),
+        (("--systems.steps", "0"), "--systems.steps"),
+        (("--curves.games", "0"), "--curves"),
+        (("--report.games", "58"), "--report.games must be from 1 to 57"),
+        (("--report.systems", "0"), "--report.systems"),
+        (("--report.seeds", "0"), "--report.seeds"),
+        (("--report.episodes", "0"), "--report.episodes"),
+        (("--report.lines", "0"), "--report.lines"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_measured(monkeypatch, words, message):
+    monkeypatch.setattr(benchmarks, "header", lambda *x: pytest.fail("measured"))
+    with pytest.raises(BadInput, match=message) as caught:
+        run(*words)
+    assert "\n" not in str(caught.value)
 
 
+def test_every_column_of_a_table_names_its_values():
+    for name, benchmark in vars(benchmarks.Args()).items():
+        if name not in ("names", "json"):
+            assert benchmark.title()
+            assert len({c.value for c in benchmark.columns}) == len(benchmark.columns), name
+            assert len({case.name for case in benchmark.cases()}) == len(benchmark.cases()), name
+
+
+# ---- the measurements
+
+
+def check(benchmark, values):
+    """All columns of the table were measured, and are finite."""
+    for column in benchmark.columns:
+        assert format(values[column.value], column.format)
+        if not isinstance(values[column.value], str):
+            assert math.isfinite(values[column.value])
+
+
+@pytest.mark.soak
+def test_trainers_are_measured_against_the_ceilings():
+    values = trainers.measure(CARTPOLE, 2, 0.2)
+    check(trainers.Trainers(), values)
+    assert values["gradients_per_step"] == 21 / 20
+    assert values["ceiling"] == pytest.approx(speed.ceiling(values))
+    assert values["cleanba_ratio"] == pytest.approx(values["cleanba"] / values["ceiling"])
+    assert min(values["cleanba"], values["synchronous"]) > 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_ppo_are_measured():
+    workload = CARTPOLE._replace(algorithm="ppo", num_groups=2)
+    parts = speed.in_fresh_process(trainers.measure_parts, workload, 2, 0.1)
+    assert min(parts.values()) > 0
+    assert parts["gradients_per_step"] == 4  # epochs
+
+
+@pytest.mark.slow
+def test_the_cost_of_recording_and_replaying_actions_is_measured():
+    """`reductions` is eight runs of the trainer that is timed above."""
+    values = exactness.measure_actions(CARTPOLE._replace(num_groups=4), repetitions=1)
+    check(exactness.Actions(), values)
+    assert values["bytes_per_step"] > 0
+    assert values["replay_over_envpool"] == pytest.approx(values["replay"] / values["envpool"])
+
+
+def test_reductions_are_compared_on_one_device_and_on_two(monkeypatch):
+    runs = []
+
+    def trainer_speed(workload, options, folder):
+        runs.append((options["reduction"], options["learner_device_ids"]))
+        return {"groups": 100.0, "psum": 80.0}[options["reduction"]] * len(runs)
+
+    monkeypatch.setattr(exactness, "trainer_speed", trainer_speed)
+    values = exactness.measure_reductions(exactness.WORKLOADS[0])
+    check(exactness.Reductions(), values)
+    order = ["groups", "psum", "psum", "groups"]
+    assert runs == [(r, (0,)) for r in order] + [(r, (0, 1)) for r in order]
+    assert (values["groups_1"], values["psum_1"]) == (250, 200)  # means of runs 1 and 4, 2 and 3
+    assert values["groups_over_psum_2"] == pytest.approx(1.25)
+
+
+@pytest.mark.soak
 def test_systems_are_measured_side_by_side(tmp_path, capsys):
     path = tmp_path / "systems.json"
-    cases = ("hts_rl_a2c-sync", "hts_rl_a2c")
-    benchmark_systems.main(benchmark_systems.Args(cases=cases, steps=1600, json=str(path)))
-    rows = json.loads(path.read_text())
-    assert [row["system"] for row in rows] == list(cases)
-    assert [row["ratio"] for row in rows] == [1.0, rows[1]["speed"] / rows[0]["speed"]]
-    assert f"{rows[1]['speed']:,.0f}" in capsys.readouterr().out
+    run("systems/hts_rl_a2c*", "--systems.steps", "1600", "--json", str(path))
+    rows = json.loads(path.read_text())["results"]
+    assert [row["case"] for row in rows] == ["hts_rl_a2c", "hts_rl_a2c-sync"]
+    first, second = (row["values"] for row in rows)
+    assert (first["ratio"], second["ratio"]) == (1.0, second["speed"] / first["speed"])
+    assert f"{second['speed']:,.0f}" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_hts_rl_is_measured_against_its_formula(tmp_path):
     path = tmp_path / "hts.json"
-    args = benchmark_hts.Args(delays=(0.001,), updates=1, num_actors=1, json=str(path))
-    benchmark_hts.main(args)
-    (row,) = json.loads(path.read_text())["rows"]
-    assert row["ratio"] == pytest.approx(row["hts"]["sps"] / row["synchronous"]["sps"])
-    assert row["ratio_predicted"] == pytest.approx(
-        row["hts_predicted"] / row["synchronous_predicted"]
-    )
-    assert row["ratio_predicted"] > 1
+    sizes = ("--hts.delays", "0.001", "--hts.updates", "1", "--hts.num-actors", "1")
+    run("hts", *sizes, "--json", str(path))
+    (row,) = json.loads(path.read_text())["results"]
+    values = row["values"]
+    assert values["ratio"] == pytest.approx(values["hts"] / values["synchronous"])
+    predicted = values["hts_predicted"] / values["synchronous_predicted"]
+    assert values["ratio_predicted"] == pytest.approx(predicted)
+    assert values["error"] == pytest.approx(values["ratio"] / predicted - 1)
+    assert predicted > 0  # how much is for the machine: an update may cost more than the step
 
 
-def test_the_parts_of_a_baseline_are_measured(capsys):
-    args = benchmark_baselines.Args(cases=("moolib-nature",), ceilings_only=True)
-    benchmark_baselines.main(args)
-    parts = json.loads(capsys.readouterr().out)
+@pytest.mark.slow
+def test_the_parts_of_a_baseline_are_measured():
+    workload = next(x for x in baselines.WORKLOADS if x.name == "moolib-nature")
+    parts = speed.in_fresh_process(baselines.measure_parts, workload, 0.2)
     assert min(parts.values()) > 0
+    assert parts["gradients_per_step"] == 21 / 20
 
 
-def test_a_report_of_made_up_records_is_timed(tmp_path, capsys):
+@pytest.mark.slow
+def test_a_report_of_synthetic_records_is_timed(tmp_path, capsys):
     path = tmp_path / "report.json"
-    small = {"games": 2, "systems": 2, "seeds": 3, "updates": 20, "rollouts": 40, "episodes": 150}
-    benchmark_report.main(benchmark_report.Args(**small, json=str(path)))
-    measured = json.loads(path.read_text())
-    assert measured["records"] == 12
-    assert measured["seconds"] > 0
-    assert "2 games x 2 systems x 3 seeds: 12 records" in capsys.readouterr().out
+    sizes = {"games": 2, "systems": 2, "seeds": 3, "updates": 20, "rollouts": 40, "episodes": 150}
+    words = [word for name, size in sizes.items() for word in (f"--report.{name}", str(size))]
+    run("report", *words, "--json", str(path))
+    (row,) = json.loads(path.read_text())["results"]
+    check(report.Report(), row["values"])
+    assert row["values"]["records"] == 12
+    assert row["values"]["seconds"] > 0
+    assert "2 games x 2 systems x 3 seeds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [{"games": 58}, {"systems": 0}, {"seeds": 0}, {"episodes": 0}])
-def test_a_report_of_an_impossible_size_is_refused(wrong):
-    with pytest.raises(BadInput, match=next(iter(wrong))):
-        benchmark_report.main(benchmark_report.Args(**wrong))
+@pytest.mark.slow
+def test_the_analysis_is_timed(capsys):
+    small = [
+        f"--{name}.{size}" for name in ("bootstrap", "curves") for size in ("games", "repetitions")
+    ]
+    words = [
+        word for flag, size in zip(small, ("3", "50") * 2, strict=True) for word in (flag, size)
+    ]
+    run("bootstrap", "curves", "reading", *words, "--reading.runs", "4", "--reading.episodes", "50")
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("bootstrap", "curves", "reading"):
+        (row,) = (line.split() for line in lines if line.startswith(f"{name} "))
+        assert all(float(cell.rstrip("%").replace(",", "")) >= 0 for cell in row[1:])
+    assert next(line.split()[1] for line in lines if line.startswith("reading ")) == "200"
 
 
-def test_reading_bootstrap_and_curves_are_timed(capsys, monkeypatch):
-    words = ["benchmark_analysis", "reading", "--runs", "4", "--episodes", "50"]
-    monkeypatch.setattr(sys, "argv", words)
-    assert benchmark_analysis.main() == 0
-    assert "4 runs" in capsys.readouterr().out
-    for name, small in (("GAMES", 3), ("REPETITIONS", 50)):
-        monkeypatch.setattr(benchmark_analysis, name, small)
-    monkeypatch.setattr(sys, "argv", ["benchmark_analysis", "bootstrap", "curves"])
-    assert benchmark_analysis.main() == 0
-    printed = capsys.readouterr().out
-    assert "4 systems x 3 games x 3 seeds, 50 repetitions" in printed
-    assert "4 systems x 100 points" in printed
+def test_the_rank_error_of_an_interval_is_how_far_its_ends_are_from_the_right_quantiles():
+    replicates = np.tile(np.arange(1000.0), (4, 1))
+    ends = np.array([[25.0] * 4, [975.0] * 4])
+    assert analysis.rank_error(replicates, ends, 0.95) == pytest.approx(0, abs=0.002)
+    ends[1, 2] = 925
+    assert analysis.rank_error(replicates, ends, 0.95) == pytest.approx(0.05, abs=0.002)

@@ -1,4 +1,4 @@
-"""Studies on a cluster: submitit's local executor stands for Slurm, as far as it can."""
+"""Studies on a cluster: submitit's local executor replaces Slurm where possible."""
 
 import os
 import sys
@@ -8,11 +8,17 @@ from functools import partial
 import pytest
 import submitit
 
-from experiments import cluster, launch, pool
+from experiments import attempts, cluster, launch, pool
 from experiments.study import StudyError
 
+SLURM = cluster.Cluster("slurm", {})
 LOCAL = cluster.Cluster("local", {})
 TWO_RANKS = "import os; print(os.environ['SUBMITIT_LOCAL_GLOBALID']); raise SystemExit({code})"
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch):
+    monkeypatch.setattr(cluster, "POLL_SECONDS", 0.05)
 
 
 def job(tmp_path, name, program, **more):
@@ -41,17 +47,24 @@ def test_jobs_end_with_their_exit_codes_and_leave_logs(tmp_path):
         "killed": -9,
     }
     assert most == 2
-    begin, spoken, end = (tmp_path / "logs" / "bad.log").read_text().splitlines()
+    begin, spoken = (tmp_path / "logs" / "bad.log").read_text().splitlines()
     assert begin.startswith("# 2")
     assert spoken == "a word"
-    assert end == f"{pool.ENDED} with exit code 3"
+    found = [attempts.read(one.attempts).end for one in jobs]
+    assert [(end.exit_code, end.signal) for end in found] == [
+        (0, None),
+        (3, None),
+        (None, "SIGKILL"),
+    ]
     assert not list(tmp_path.rglob("*.job"))
 
 
 def test_a_job_of_several_processes_is_as_many_tasks_with_one_log(tmp_path):
     program = TWO_RANKS.format(code="int(os.environ['SUBMITIT_LOCAL_GLOBALID']) * 5")
-    ended, _ = run([job(tmp_path, "two", program, processes=2)])
+    two = job(tmp_path, "two", program, processes=2)
+    ended, _ = run([two])
     assert ended["two"].exit_code == 5  # of either task
+    assert len(attempts.read(two.attempts).events) == 2  # begun and ended, once
     lines = (tmp_path / "logs" / "two.log").read_text().splitlines()
     assert sorted(line for line in lines if not line.startswith("#")) == ["0", "1"]
     assert sum(line.startswith("# 2") for line in lines) == 1
@@ -60,7 +73,8 @@ def test_a_job_of_several_processes_is_as_many_tasks_with_one_log(tmp_path):
 def test_closing_cancels_what_is_in_the_queue(tmp_path):
     pid = tmp_path / "pid"
     program = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    ticks = cluster.run_jobs([job(tmp_path, "long", program)], LOCAL, 1)
+    long = job(tmp_path, "long", program)
+    ticks = cluster.run_jobs([long], LOCAL, 1)
     deadline = time.monotonic() + 60
     while not (pid.exists() and pid.read_text()):
         next(ticks)
@@ -73,7 +87,7 @@ def test_closing_cancels_what_is_in_the_queue(tmp_path):
             break
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert pool.STOPPED_LINE in (tmp_path / "logs" / "long.log").read_text()
+    assert attempts.read(long.attempts).end.stopped
 
 
 class Queued:
@@ -100,40 +114,38 @@ def test_a_job_that_slurm_has_forgotten_or_ended_is_submitted_again(tmp_path, mo
     monkeypatch.setattr(submitit, "AutoExecutor", Refusing)
     one = job(tmp_path, "old", "never")
     one.log.parent.mkdir()
-    cluster.note_of(one).write_text("4711")
-    slurm = cluster.Cluster("slurm", {})
-    ticks = list(cluster.run_jobs([one], slurm, 1, cluster.in_queue([one], slurm)))
+    cluster.job_id_file(one).write_text("4711")
+    ticks = list(cluster.run_jobs([one], SLURM, 1, cluster.in_queue([one], SLURM)))
     assert ticks[0].ended[0].error == "cannot be submitted: no such partition"
 
 
 def test_a_job_still_in_slurm_s_queue_is_waited_for_and_not_submitted_again(tmp_path, monkeypatch):
     monkeypatch.setattr(submitit, "SlurmJob", Queued)
     monkeypatch.setattr(submitit, "AutoExecutor", None)  # nothing may be submitted
-    monkeypatch.setattr(cluster, "POLL_SECONDS", 0.01)
     one = job(tmp_path, "queued", "never", processes=2)
     one.log.parent.mkdir()
-    cluster.note_of(one).write_text("4711")
-    slurm = cluster.Cluster("slurm", {})
-    ticks = list(cluster.run_jobs([one], slurm, 1, cluster.in_queue([one], slurm)))
+    cluster.job_id_file(one).write_text("4711")
+    ticks = list(cluster.run_jobs([one], SLURM, 1, cluster.in_queue([one], SLURM)))
     assert [tick.active[0].handle.job_id for tick in ticks if tick.active] == ["4711"]
     assert ticks[-1].ended[0].exit_code == 0
-    assert not cluster.note_of(one).exists()
+    assert not cluster.job_id_file(one).exists()
 
 
 def test_runs_in_a_queue_are_not_started_here_besides(tmp_path):
     one = job(tmp_path, "queued", "never")
     one.log.parent.mkdir()
-    cluster.note_of(one).write_text("4711")
-    for words in (["quickstart"], ["quickstart", "--cluster", "local"]):
-        options = launch._parser().parse_args(words)
-        with pytest.raises(StudyError, match="queued was submitted to Slurm: say --cluster slurm"):
-            launch.start([one], options, 0)
+    cluster.job_id_file(one).write_text("4711")
+    for where in (None, LOCAL):
+        with pytest.raises(StudyError, match="queued was submitted to Slurm: use --cluster slurm"):
+            launch.start([one], where, None, 0)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--cluster-option", "timeout_min=10"], "there is no --cluster"),
+        (["--cluster-option", "timeout_min=10"], "--cluster-option needs --cluster"),
+        (["--cluster", "local", "--cluster-option", "timeout"], "must be NAME=VALUE"),
+        (["--cluster", "slrum"], "--cluster"),
         (["--cluster", "local", "--cluster-option", "timeut_min=10"], "--cluster-option: "),
         (["--cluster", "local", "--cluster-option", "timeout_min=10h"], "--cluster-option: "),
         (["--cluster", "local", "--cluster-option", "nodes=2"], "--cluster-option: "),
@@ -165,7 +177,7 @@ def test_without_slurm_nothing_is_started(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     words = ["learning", "--runs-dir", str(tmp_path), "--cluster", "slurm"]
     assert launch.main(words) == 2
-    assert capsys.readouterr().err == "error: --cluster slurm: there is no srun here\n"
+    assert capsys.readouterr().err == "error: --cluster slurm: there is no srun on this machine\n"
 
 
 class Refusing:

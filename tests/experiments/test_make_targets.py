@@ -1,4 +1,4 @@
-"""The targets of the Makefile: each says what it does, and starts what is there with flags that it takes."""
+"""The targets of the Makefile: each has a help line, and starts programs that exist with valid flags."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ GIVEN = (
 )
 TARGETS = sorted(
     {
-        *re.findall(r"^([a-z0-9_]+) ?:.*## ", MAKEFILE, re.MULTILINE),
+        *re.findall(r"^([a-z0-9_-]+) ?:.*## ", MAKEFILE, re.MULTILINE),
         *paper.FIGURES,
         *paper_tables.TABLES,
     }
@@ -72,6 +72,7 @@ def help_of(module):
     ).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_starts_programs_that_are_there_with_flags_that_they_have(target):
     for words in commands(target):
@@ -97,15 +98,22 @@ def test_figures_and_tables_are_targets_that_pass_on_what_is_asked():
 
 def test_help_lists_every_target_that_has_a_line():
     text = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in re.findall(r"^([a-z0-9_]+) ?:.*## ", MAKEFILE, re.MULTILINE):
+    for target in re.findall(r"^([a-z0-9_-]+) ?:.*## ", MAKEFILE, re.MULTILINE):
         assert f"make {target} " in text, target
 
 
+@pytest.mark.soak
 def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
     """Those that draw, certify or time have tests of their programs; the others install, or run this."""
-    study, runs, reports = tmp_path / "base.toml", tmp_path / "runs", tmp_path / "reports"
+    study, runs, site = tmp_path / "base.toml", tmp_path / "runs", tmp_path / "site"
+    results = tmp_path / "results"
     study.write_text(SMALL)
-    folders = (f"BIN={Path(sys.executable).parent}", f"RUNS={runs}", f"REPORTS={reports}")
+    folders = (
+        f"BIN={Path(sys.executable).parent}",
+        f"RUNS={runs}",
+        f"SITE={site}",
+        f"RESULTS={results}",
+    )
     run = runs / "base" / "cleanba_ppo-sync__base__Catch-v0__s1"
 
     def make(target, *words):
@@ -118,11 +126,13 @@ def test_the_targets_make_what_they_say_of_a_small_study(tmp_path):
     assert not runs.exists()
     assert "2 of 2 runs completed" in make("study", f"STUDY={study}")
     make("report", f"STUDY={study}")
-    assert "A small study" in (reports / "base" / "index.html").read_text()
+    assert "A small study" in (site / "base" / "index.html").read_text()
     # not "base", which is another study
-    assert "experiments.launch '…/base/study.toml'" in (reports / "base" / "README.md").read_text()
+    assert "experiments.launch '…/base/study.toml'" in (site / "base" / "README.md").read_text()
     make("reports")
-    assert "A small study" in (reports / "index.html").read_text()
+    assert "A small study" in (site / "index.html").read_text()
+    make("publish-results", f"STUDY={study}")
+    assert "[base](base/README.md)" in (results / "README.md").read_text()
     assert run.name in make("lag", f"RUN={run}")
     assert "episodes" in make("replay", f"RUN={run}")
     assert "openrlbenchmark.rlops" in make("rlops", f"STUDY={study}")

@@ -1,13 +1,19 @@
+import functools
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
 
 from baselines import cleanrl_ppo, hts_rl
-from cleanba import cleanba_impala, cleanba_ppo, placement
-from cleanba.command_line import parse
+from cleanba import cleanba_impala, cleanba_ppo, preparation
+from cleanba.exact import placement
+from cleanba.preparation import checkpoint_interval
+from cleanba.run.command_line import parse
+from cleanba.run.options import CheckpointOptions
 from experiments import pool, systems
-from experiments.study import StudyError, find_study, load_study, study_names
+from experiments.study import StudyError, check_systems, find_study, load_study, study_names
 
 STUDY = """
 title = "A study"
@@ -48,7 +54,7 @@ def test_a_study_is_the_product_of_its_axes_and_names_its_folders(tmp_path):
     assert study.question == "Is it?"
 
 
-def test_a_command_says_the_whole_run(tmp_path):
+def test_a_command_describes_the_whole_run(tmp_path):
     sync, _, concurrent, _ = load(tmp_path, STUDY).runs
     words = systems.command(sync, tmp_path)
     assert words[1].endswith("cleanba/cleanba_ppo.py")
@@ -58,7 +64,7 @@ def test_a_command_says_the_whole_run(tmp_path):
         "--num-envs 8 --no-anneal-lr --no-concurrency",
         "--num-actor-threads 1 --actor-device-ids 0 --learner-device-ids 0 1",
         "--xla-host-devices 2 --study mine --setting one",
-        f"--runs-dir {tmp_path}",
+        f"--runs-dir {tmp_path} --num-checkpoints 10",
     ):
         assert part in text
     assert "--overwrite" not in text
@@ -68,7 +74,7 @@ def test_a_command_says_the_whole_run(tmp_path):
     assert "--concurrency" in words
 
 
-def test_the_commands_of_the_newer_baselines_are_what_their_programs_take(tmp_path):
+def test_the_commands_of_baselines_are_accepted_by_their_programs(tmp_path):
     text = STUDY.replace("anneal_lr = false", "anneal_lr = true")
     text = text.replace(
         '["cleanba_ppo-sync", "cleanba_impala"]', '["cleanrl_ppo", "hts_rl_a2c", "hts_rl_ppo-sync"]'
@@ -81,15 +87,34 @@ def test_the_commands_of_the_newer_baselines_are_what_their_programs_take(tmp_pa
     ]
     for args in parsed:
         assert (args.env_id, args.seed, args.total_timesteps) == ("CartPole-v1", 1, 1000)
-        assert (args.num_envs, args.anneal_lr, args.study, args.setting) == (8, True, "mine", "one")
-        assert not args.progress
-    assert [(a.algorithm, a.schedule, a.num_actors) for a in parsed[1:]] == [
+        assert (args.num_envs, args.anneal_lr) == (8, True)
+        assert (args.run.study, args.run.setting, args.run.progress) == ("mine", "one", False)
+    assert [(a.algorithm, a.schedule, a.hardware.num_actors) for a in parsed[1:]] == [
         ("a2c", "hts", 1),
         ("ppo", "synchronous", 1),
     ]
 
 
-def test_a_setting_can_have_flags_that_one_system_alone_has(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "num_updates", "interval"),
+    [
+        (CheckpointOptions(), 100, 0),
+        (CheckpointOptions(checkpoint_every=7), 100, 7),
+        (CheckpointOptions(num_checkpoints=10), 157, 15),
+        (CheckpointOptions(num_checkpoints=10), 3, 1),
+    ],
+)
+def test_checkpoints_can_be_asked_for_by_number(options, num_updates, interval):
+    assert checkpoint_interval(options, num_updates) == interval
+
+
+def test_checkpoints_cannot_be_asked_for_in_two_ways():
+    options = CheckpointOptions(checkpoint_every=2, num_checkpoints=2)
+    with pytest.raises(ValueError, match="give one of them"):
+        checkpoint_interval(options, 10)
+
+
+def test_a_setting_can_have_flags_that_only_one_system_has(tmp_path):
     text = STUDY.replace('["cleanba_ppo-sync", "cleanba_impala"]', '["monobeast"]')
     text = text.replace("num_actor_threads = 1", "num_actor_threads = 12")
     text = text.replace("num_envs = 8\nanneal_lr = false", "batch_size = 4")
@@ -109,11 +134,11 @@ def test_a_run_of_several_processes_is_started_by_the_program_that_starts_them(t
     words = systems.command(run, tmp_path)
     assert "--distributed" in words
     several = pool.in_processes(words, run.setting.processes)
-    assert several[1:4] == ["-m", "cleanba.local_processes", "2"]
+    assert several[1:4] == ["-m", "cleanba.audit.local_processes", "2"]
     assert several[4:] == words[1:]
     assert pool.in_processes(words, 1) == words
     with pytest.raises(StudyError, match="'one' has several processes; monobeast runs in one"):
-        systems.check_systems(load(tmp_path, text.replace("cleanba_ppo-sync", "monobeast")).runs)
+        check_systems(load(tmp_path, text.replace("cleanba_ppo-sync", "monobeast")).runs)
 
 
 def test_a_setting_may_differ_by_system(tmp_path):
@@ -164,53 +189,142 @@ def test_the_paper_s_sizes_ask_for_the_paper_s_hardware(name, system, hardware):
         }  # fmt: skip
 
 
-def test_housekeeping_does_not_make_another_run_but_a_hyperparameter_does():
+def test_where_and_how_a_run_is_kept_does_not_make_another_run_but_a_hyperparameter_does():
+    program = systems.SYSTEMS["cleanba_ppo"]
     planned = ["python", "cleanba/cleanba_ppo.py", "--seed", "1", "--runs-dir", "runs"]
-    planned += ["--study", "base"]
-    script = "cleanba/cleanba_ppo.py"
+    planned += ["--study", "base", "--num-checkpoints", "10"]
     elsewhere = ["/x/cleanba_ppo.py", "--seed", "1", "--runs-dir", "/tmp/x", "--overwrite"]
-    elsewhere += ["--study", "base-again"]
-    assert systems.same_run(elsewhere, planned, script)
-    assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, script)
-    assert systems.same_run(["converted from a log"], planned, script)
+    elsewhere += ["--study", "base-again", "--checkpoint-every", "5", "--no-progress"]
+    assert systems.same_run(elsewhere, planned, program)
+    assert systems.same_run([*elsewhere, "--resume"], planned, program)
+    assert not systems.same_run([*elsewhere, ""], planned, program)
+    assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, program)
+    assert systems.same_run(["converted from a log"], planned, program)
+
+
+OWN = """
+[systems.mine]
+script = "programs/mine.jl"
+interpreter = ["julia", "--project"]
+separator = "_"
+fixed = {algorithm = "a2c", fast = true}
+[systems.mine.flags]
+env_id = "-e"
+num_actor_threads = "--workers"
+no_progress = ""
+"""
+
+
+def test_a_study_can_describe_a_system(tmp_path):
+    text = STUDY.replace('["cleanba_ppo-sync", "cleanba_impala"]', '["mine"]')
+    runs = load(tmp_path, text.replace("[settings.one]", OWN + "[settings.one]")).runs
+    program = tmp_path / "programs" / "mine.jl"
+    interpreter, option, script, *words = systems.command(runs[0], tmp_path, "--overwrite")
+    assert (interpreter, option) == ("julia", "--project")
+    assert (systems.ROOT / script).resolve() == program
+    assert " ".join(words) == (
+        "-e CartPole-v1 --seed 1 --total-timesteps 1000 --num_envs 8 --no-anneal_lr --algorithm a2c "
+        f"--fast --workers 1 --study mine --setting one --runs-dir {tmp_path} --overwrite"
+    )
+    with pytest.raises(StudyError, match=f"mine: there is no program {program}"):
+        check_systems(runs)
+    program.parent.mkdir()
+    program.write_text("")
+    with pytest.raises(StudyError, match="mine: there is no program julia"):
+        check_systems(runs)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seeds = [1, 2]", "", "lacks 'seeds'"),
+        (
+            "env_id",
+            "envid",
+            "unknown field `envid` - at `$.systems[...].flags`; did you mean env_id?",
+        ),
+        ("script =", "program =", "unknown field `program`"),
+        ('"programs/mine.jl"', "1", "Expected `str`, got `int` - at `$.systems[...].script`"),
+        ('separator = "_"', 'separator = "."', "Invalid enum value '.'"),
+        ("systems.mine", "systems.moolib", "the system 'moolib' comes with the toolkit"),
+    ],
+)
+def test_a_system_with_a_mistake_is_refused_in_one_line(tmp_path, old, new, message):
+    with pytest.raises(StudyError, match=r"^mine.toml: [^\n]*$") as caught:
+        load(tmp_path, STUDY.replace("[settings.one]", OWN.replace(old, new) + "[settings.one]"))
+    assert message in str(caught.value)
+
+
+def test_the_launcher_imports_neither_torch_nor_jax():
+    code = "import sys, experiments.launch; assert not {'torch', 'jax'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=systems.ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [1, 2]", "", "missing required field `seeds` - at `$.runs[0]`"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "more than once"),
         ("seeds = [1, 2]", "seeds = []", "plans no run"),
-        ("seeds = [1, 2]", "seeds = 1", "must be of type list"),
+        ("seeds = [1, 2]", "seeds = 1", "Expected `array`, got `int` - at `$.runs[0].seeds`"),
+        ("seeds = [1, 2]", "seeds = ['1']", "Expected `int`, got `str` - at `$.runs[0].seeds[0]`"),
+        ("seeds = [1, 2]", "seeds = [true]", "Expected `int`, got `bool`"),
+        (
+            "seeds = [1, 2]",
+            "seed = [1]",
+            "unknown field `seed` - at `$.runs[0]`; did you mean seeds?",
+        ),
+        ('env_ids = ["CartPole-v1"]', "env_ids = [1]", "Expected `str`, got `int`"),
         ('settings = ["one"]', 'settings = ["two"]', "'two', not defined"),
-        ("cores = 2", "cores = 0", "at least one core"),
-        ("cores = 2", "cores = 2\nprocesses = 0", "one process"),
-        ("cores = 2", "cores = 2\nprocesses = 3\nnodes = 2", "as many on each of 2 nodes"),
-        ("cores = 2", "cores = 2\ncolour = 1", "unknown field 'colour'"),
+        ('settings = ["one"]', "settings = [['one']]", "Expected `str`, got `array`"),
+        (
+            'systems = ["cleanba_ppo-sync", "cleanba_impala"]',
+            "systems = 3",
+            "at `$.runs[0].systems`",
+        ),
+        ('systems = ["cleanba_ppo-sync", "cleanba_impala"]', "systems = [1]", "Expected `str`"),
+        ("cores = 2", "", "the setting 'one': Object missing required field `cores`"),
+        ("cores = 2", "cores = 0", "the setting 'one': Expected `int` >= 1 - at `$.cores`"),
+        ("cores = 2", "cores = 2\nprocesses = 0", "Expected `int` >= 1 - at `$.processes`"),
+        ("cores = 2", "cores = 2\ngpus = -1", "Expected `int` >= 0 - at `$.gpus`"),
+        ("cores = 2", "cores = 2\nprocesses = 3\nnodes = 2", "multiples of its 2 nodes"),
+        (
+            "cores = 2",
+            "cores = 2\ncolour = 1",
+            "the setting 'one': Object contains unknown field `colour`",
+        ),
+        ("cores = 2", "core = 2", "did you mean cores?"),
+        (
+            "cores = 2",
+            "cores = 2\nname = 'two'",
+            "the setting 'one': its name is the name of its table",
+        ),
+        ("cores = 2", "cores = 2\nflags = 1", "the setting 'one': flags: Expected `object`"),
+        ("cores = 2", "cores = 2\nsystems = 1", "the setting 'one': systems: Expected `object`"),
+        (
+            "learner_device_ids = [0, 1]",
+            "learner_device_ids = ['0']",
+            "at `$.learner_device_ids[0]`",
+        ),
+        (
+            "[settings.one]",
+            "[settings]\ntwo = 3\n[settings.one]",
+            "the setting 'two': Expected `object`",
+        ),
         ("[runs.hyper", "[targets]\nCartPole-v2 = 4\n[runs.hyper", "a target for 'CartPole-v2'"),
-        ("[runs.hyper", "[targets]\nCartPole-v1 = '4'\n[runs.hyper", "must be a number"),
-        ('question = "', 'target_episodes = 0\nquestion = "', "target_episodes must be 1 or more"),
-        ("cores = 2", "cores = 2\nflags = 1", "flags must be a table"),
-        ("title", "titel", "lacks 'title'"),
+        ("[runs.hyper", "[targets]\nCartPole-v1 = '4'\n[runs.hyper", "Expected `float`, got `str`"),
+        ('question = "', 'target_episodes = 0\nquestion = "', "at `$.target_episodes`"),
+        ("title", "titel", "unknown field `titel`; did you mean title?"),
+        ("[[runs]]", "[presets.cpu]\nruns = []\n[[runs]]", "either [[runs]] or [presets]"),
         (
             "[[runs]]",
             "[settings.one.systems.moolibb]\ncores = 1\n[[runs]]",
             "the setting 'one' is about 'moolibb', which has no run",
         ),
-        ("[[runs]]", "[[runs", "mine.toml"),
-        ("[[runs]]", "[settings]\ntwo = 3\n[[runs]]", "mine.toml"),  # TOML has one such table
-        ("[settings.one]", "[settings]\ntwo = 3\n[settings.one]", "'two' is not a table"),
-        ("seeds = [1, 2]", "seeds = ['1']", "seeds must be a list of type int"),
-        ("seeds = [1, 2]", "seeds = [true]", "seeds must be a list of type int"),
-        ('env_ids = ["CartPole-v1"]', "env_ids = [1]", "env_ids must be a list of type str"),
-        ('settings = ["one"]', "settings = [['one']]", "settings must be a list of type str"),
-        ('systems = ["cleanba_ppo-sync", "cleanba_impala"]', "systems = 3", "of type list"),
-        ('systems = ["cleanba_ppo-sync", "cleanba_impala"]', "systems = [1]", "list of type str"),
-        ("learner_device_ids = [0, 1]", "learner_device_ids = ['0']", "list of type int"),
+        ("[[runs]]", "[[runs", "Expected ']]'"),
     ],
 )
 def test_a_study_with_a_mistake_is_refused_in_one_line(tmp_path, old, new, message):
-    with pytest.raises(StudyError, match=r"^[^\n]*$") as caught:
+    with pytest.raises(StudyError, match=r"^mine.toml: [^\n]*$") as caught:
         load(tmp_path, STUDY.replace(old, new, 1))
     assert message in str(caught.value)
 
@@ -220,15 +334,21 @@ def test_an_unknown_study_or_system_names_the_nearest(tmp_path):
         find_study("quickstrat")
     study = load(tmp_path, STUDY.replace("cleanba_impala", "cleanba_imapla"))
     with pytest.raises(StudyError, match="did you mean cleanba_impala"):
-        systems.check_systems(study.runs)
+        check_systems(study.runs)
 
 
 @pytest.mark.parametrize(
     ("preset", "message"),
     [
-        ("[presets.paper]\nminutes = 1\n", "the preset 'paper' lacks 'runs'"),
-        ("[[presets.paper.run]]\n", "the preset 'paper' lacks 'runs'"),
-        ("[[presets.paper.runs]]\nsystems = 3\n", "a [[runs]] block lacks 'settings'"),
+        ("[presets.paper]\nminutes = 1\n", "missing required field `runs` - at `$.presets[...]`"),
+        (
+            "[[presets.paper.run]]\n",
+            "unknown field `run` - at `$.presets[...]`; did you mean runs?",
+        ),
+        (
+            "[[presets.paper.runs]]\nsystems = []\n",
+            "field `settings` - at `$.presets[...].runs[0]`",
+        ),
     ],
 )
 def test_a_mistake_in_a_preset_is_found_whichever_is_asked_for(tmp_path, preset, message):
@@ -244,9 +364,12 @@ def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
     path = find_study(name)
     for preset in tomllib.loads(path.read_text()).get("presets", {"cpu": {}}):
         study = load_study(path, preset)
-        systems.check_systems(study.runs)
+        check_systems(study.runs)
         assert study.runs
         assert study.minutes is not None, "how long do two cores take?"
+
+
+described = functools.cache(preparation.describe_env)  # it makes the environment
 
 
 class Checked(Exception):
@@ -261,6 +384,7 @@ def test_every_cleanba_run_of_every_preset_is_one_that_its_trainer_takes(
         raise Checked
 
     monkeypatch.setattr(placement, "start_jax", stop)
+    monkeypatch.setattr(preparation, "describe_env", described)
     monkeypatch.setenv("SLURM_PROCID", "0")
     programs = {"cleanba_ppo": cleanba_ppo, "cleanba_impala": cleanba_impala}
     path = find_study(name)
@@ -322,7 +446,7 @@ def test_the_quickstart_study_compares_what_it_says():
     assert {(s.num_actor_threads, s.host_devices) for s in settings} == {(1, 1), (2, 2)}
     pong = [run for run in study.runs if run.env_id == "Pong-v5"]
     assert {"ppo" in run.system for run in pong} == {True, False}
-    # What is compared across settings must not differ in anything but the setting.
+    # Runs that are compared across settings differ only in the setting.
     for run in small:
         twin = [other for other in small if other._replace(setting=run.setting) == run]
         assert len(twin) == 2

@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import matplotlib as mpl
@@ -7,7 +8,9 @@ import pytest
 from matplotlib.text import Text
 from synthetic_runs import study_folder
 
-from analysis import summary
+from analysis import lag_tables, selection, study_tables, summary
+from analysis import speed as speeds_of
+from analysis import time_spent as times_of
 from analysis.importers.records import read_records
 from analysis.scores import final_scores as scores_of
 from plots import (
@@ -24,7 +27,6 @@ from plots import (
     style,
     time_spent,
 )
-from reports import summaries
 
 SOURCE = "source: run records of study quickstart"
 SYSTEMS = ("cleanba_impala", "cleanba_impala-sync", "cleanba_ppo", "cleanba_ppo-sync")
@@ -35,7 +37,7 @@ def tables(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     study_folder(root, systems=SYSTEMS, steps=10_240)
     study_folder(root, SYSTEMS[:1], ("a0-l0,1-t2",), ("Pong-v5",), (1,), steps=5_120)
-    return summaries.completed(read_records([root]))
+    return selection.completed(read_records([root]))
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +55,12 @@ def speeds_by_x():
             sps := share * 100.0 * x**0.8,
             len(seeds),
             [sps * s for s in seeds],
-            note,
         )
         for system, share in (("cleanba_ppo", 3.0), ("cleanba_ppo-sync", 1.0))
         for env_id, seeds in (("Catch-v0", (1.0,)), ("Pong-v5", (0.9, 1.0, 1.1)))
         for x in (1, 2, 4, 8, 16)
-        for note in (f"{3 * share:.2f}×" if share > 1 else "1,234\n87%",)
     ]
-    columns = ["system", "env_id", "x", "sps", "runs", "each", "note"]
+    columns = ["system", "env_id", "x", "sps", "runs", "each"]
     frame = pd.DataFrame(rows, columns=columns)
     return frame.assign(ideal=frame["sps"].groupby(frame["system"]).transform("first") * frame["x"])
 
@@ -76,10 +76,10 @@ def some_claims():
 @pytest.fixture(scope="module")
 def draw(tables, look):
     """Functions that draw each figure, by name."""
-    steps, time = (summaries.learning_curves(tables, axis) for axis in ("step", "time"))
-    scores, speeds = summaries.score_table(tables), summaries.speed_table(tables)
-    times, lags = summaries.time_table(tables), summaries.lag_table(tables)
-    aggregates, curves = summaries.aggregate_table(tables), summaries.efficiency(tables)
+    steps, time = (study_tables.learning_curves(tables, axis) for axis in ("step", "time"))
+    scores, speeds = study_tables.score_table(tables), speeds_of.speed_table(tables)
+    times, lags = times_of.time_table(tables), lag_tables.lag_table(tables)
+    aggregates, curves = study_tables.aggregate_table(tables), study_tables.efficiency(tables)
     shares = summary.profiles(scores_of(tables), np.linspace(0, 2, 21))
     seconds = pd.DataFrame(summary.run_times(tables))
     return {
@@ -97,10 +97,22 @@ def draw(tables, look):
             speeds_by_x(), look, SOURCE, "devices", "in proportion"
         ),
         "ratios": lambda: speed_curves.draw(
-            summaries.speedups(speeds_by_x()), look, SOURCE, "variance (ms²)", y="times as fast"
+            speeds_of.speedups(speeds_by_x()), look, SOURCE, "variance (ms²)", y="times as fast"
         ),
         "claims": lambda: claims.draw(some_claims(), SOURCE),
     }
+
+
+@pytest.fixture(scope="module")
+def drawn(draw):
+    """Returns a figure by name, drawn once."""
+    return functools.cache(lambda name: draw[name]())
+
+
+@pytest.fixture(scope="module")
+def texts(drawn):
+    """Returns the texts that a figure shows, by its name, laid out once."""
+    return functools.cache(lambda name: shown_texts(drawn(name)))
 
 
 BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag", "scaling", "ratios")
@@ -122,9 +134,9 @@ def shown_texts(figure):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_text_is_cut_off_at_the_edge(draw, name):
-    figure = draw[name]()
-    for text in shown_texts(figure):
+def test_no_text_is_cut_off_at_the_edge(drawn, texts, name):
+    figure = drawn(name)
+    for text in texts(name):
         box = text.get_window_extent()
         assert figure.bbox.x0 - 1 <= box.x0, text
         assert box.x1 <= figure.bbox.x1 + 1, text
@@ -133,12 +145,23 @@ def test_no_text_is_cut_off_at_the_edge(draw, name):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_two_texts_overlap(draw, name):
-    boxes = [(t.get_text(), t.get_window_extent()) for t in shown_texts(draw[name]())]
+def test_no_two_texts_overlap(texts, name):
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts(name)]
     for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
         across = min(box_a.x1, box_b.x1) - max(box_a.x0, box_b.x0)
         down = min(box_a.y1, box_b.y1) - max(box_a.y0, box_b.y0)
         assert not (across > 1 and down > 1), (a, b)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (950, "950"), (1000, "1k"), (1234, "1.23k"), (50_000, "50k"), (1e6, "1M"),
+        (1.5e6, "1.5M"), (2e9, "2G"), (-1000, "-1k"),
+    ],
+)  # fmt: skip
+def test_large_numbers_are_short(value, text):
+    assert style.short_number(value) == text
 
 
 def test_counts_are_words_of_their_number():
@@ -152,24 +175,58 @@ def test_counts_are_words_of_their_number():
 
 
 @pytest.mark.parametrize("name", OF_RUNS)
-def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(draw, name):
-    texts = " ".join(text.get_text() for text in shown_texts(draw[name]()))
-    assert SOURCE in texts
-    assert ("1 to 3 seeds" if name in BY_ENVIRONMENT else "6 to 7 runs") in texts
+def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(texts, name):
+    said = " ".join(text.get_text() for text in texts(name))
+    assert SOURCE in said
+    assert ("1 to 3 seeds" if name in BY_ENVIRONMENT else "6 to 7 runs") in said
 
 
-def test_intervals_are_drawn_from_end_to_end(draw, tables):
-    frame = summaries.aggregate_table(tables)
+def test_intervals_are_drawn_from_end_to_end(drawn, tables):
+    frame = study_tables.aggregate_table(tables)
     medians = frame[frame["metric"] == "median"]
-    panel = draw["aggregates"]().axes[0]
-    drawn = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in panel.patches)
+    panel = drawn("aggregates").axes[0]
+    widths = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in panel.patches)
     expected = sorted(zip(medians["low"], medians["high"], strict=True))
-    assert np.allclose(drawn, expected)
+    assert np.allclose(widths, expected)
     low, high = panel.get_xlim()
     assert low < medians["low"].min()  # no bar ends at the edge, as if it were cut off
     assert high > medians["high"].max()
 
 
+def test_the_interval_of_a_final_score_is_drawn_from_end_to_end():
+    scores = pd.DataFrame(
+        {
+            "system": ["a", "b"], "setting": "x", "env_id": "Pong-v5", "value": [2.0, 5.0],
+            "low": [1.0, 3.0], "high": [6.0, 7.5], "runs": 3, "each": [(1.0, 2.0), (4.0, 5.0)],
+        }
+    )  # fmt: skip
+    figure = final_scores.draw(scores, style.look_of(["a", "b"], ["x"]), SOURCE)
+    lines = [line.get_xdata() for line in figure.axes[0].lines if line.get_linestyle() == "-"]
+    assert sorted(tuple(x) for x in lines if len(x) == 2) == [(1.0, 6.0), (3.0, 7.5)]
+
+
+def test_a_band_is_drawn_from_its_low_to_its_high_end():
+    x = np.array([1.0, 2.0, 3.0])
+    curve = pd.DataFrame({"x": x, "value": 10 * x, "low": 10 * x - 4, "high": 10 * x + 7})
+    curve = curve.assign(system="a", setting="s", env_id="Pong-v5", runs=3)
+    panel = learning_curves.draw(curve, "step", style.look_of(["a"], ["s"]), SOURCE).axes[0]
+    (band,) = panel.collections
+    drawn = {tuple(vertex) for vertex in band.get_paths()[0].vertices}
+    assert drawn >= {(a, 10 * a - 4) for a in x} | {(a, 10 * a + 7) for a in x}
+    assert panel.lines[0].get_ydata().tolist() == [10, 20, 30]
+
+
+def test_the_mean_lag_is_that_of_the_rollouts():
+    shares = pd.DataFrame({"value": [1.0, 2.0, 9.0], "share": [0.5, 0.4, 0.1]})
+    shares = shares.assign(system="a", setting="s", env_id="Pong-v5", runs=3)
+    panel = policy_lag.draw(shares, style.look_of(["a"], ["s"]), SOURCE).axes[0]
+    assert [text.get_text() for text in panel.texts] == ["2.20"]  # 0.5 + 0.8 + 0.9
+    bars = {bar.get_x() + bar.get_width() / 2: -bar.get_height() for bar in panel.patches}
+    heights = [bars[value] for value in (1.0, 2.0, 9.0)]
+    assert np.array(heights) / sum(bars.values()) == pytest.approx([0.5, 0.4, 0.1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_same_data_give_the_same_files(draw, name, tmp_path):
     first = style.save(draw[name](), tmp_path / "a", name)
@@ -179,21 +236,21 @@ def test_the_same_data_give_the_same_files(draw, name, tmp_path):
     assert b"<script" not in first.svg.read_bytes()
 
 
-def test_a_system_has_the_same_colour_on_every_figure(draw, look):
+def test_a_system_has_the_same_colour_on_every_figure(drawn, look):
     for name in ("steps", "scores"):
-        handles = draw[name]().legends[0]
+        handles = drawn(name).legends[0]
         labels = [text.get_text() for text in handles.get_texts()]
         for label, line in zip(labels, handles.get_lines(), strict=True):
             if label in look.systems:
                 assert line.get_color() == look.colour(label, look.settings[0])
-    bars = {patch.get_facecolor() for panel in draw["speed"]().axes for patch in panel.patches}
+    bars = {patch.get_facecolor() for panel in drawn("speed").axes for patch in panel.patches}
     assert bars == {
         mpl.colors.to_rgba(look.colour(system, look.settings[0])) for system in look.systems
     }
 
 
-def test_curves_of_two_settings_that_agree_are_both_visible(draw, look):
-    panel = draw["steps"]().axes[0]
+def test_curves_of_two_settings_that_agree_are_both_visible(drawn, look):
+    panel = drawn("steps").axes[0]
     lines = [
         line for line in panel.lines if line.get_color() == look.colour("cleanba_ppo", "a0-l0-t1")
     ]
@@ -205,15 +262,15 @@ def test_curves_of_two_settings_that_agree_are_both_visible(draw, look):
     assert second.get_linestyle() != "-"
 
 
-def test_the_drawn_numbers_are_those_of_the_table(draw, tables, look):
-    speeds = summaries.speed_table(tables)
+def test_the_drawn_numbers_are_those_of_the_table(drawn, tables, look):
+    speeds = speeds_of.speed_table(tables)
     here = speeds[speeds["env_id"] == "CartPole-v1"]
-    drawn = sorted(patch.get_width() for patch in draw["speed"]().axes[0].patches)
-    assert drawn == pytest.approx(sorted(here["sps"]))
+    widths = sorted(patch.get_width() for patch in drawn("speed").axes[0].patches)
+    assert widths == pytest.approx(sorted(here["sps"]))
 
 
-def test_bars_of_time_spent_add_up_to_the_whole(draw):
-    for panel in draw["spent"]().axes:
+def test_bars_of_time_spent_add_up_to_the_whole(drawn):
+    for panel in drawn("spent").axes:
         ends = {}
         for patch in panel.patches:
             end = patch.get_x() + patch.get_width()
@@ -223,9 +280,9 @@ def test_bars_of_time_spent_add_up_to_the_whole(draw):
 
 def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path):
     study_folder(tmp_path, ("cost_$5_and_$6",), seeds=(1, 2), steps=5_120)
-    tables = summaries.completed(read_records([tmp_path]))
+    tables = selection.completed(read_records([tmp_path]))
     look = style.look_of(tables.runs["system"], tables.runs["setting"])
-    figure = speed.draw(summaries.speed_table(tables), look, SOURCE)
+    figure = speed.draw(speeds_of.speed_table(tables), look, SOURCE)
     assert any(text.get_text() == "cost_$5_and_$6" for text in shown_texts(figure))
     style.save(figure, tmp_path, "speed")
 
@@ -306,11 +363,11 @@ def test_every_curve_has_markers_that_others_do_not_cover():
 
 
 def test_of_one_system_the_settings_have_colours(tables):
-    only = summaries.of_runs(
+    only = selection.of_runs(
         tables, tables.runs["run"][(tables.runs["system"] == "cleanba_ppo").to_numpy(bool)]
     )
     look = style.look_of(only.runs["system"], only.runs["setting"])
-    figure = learning_curves.draw(summaries.learning_curves(only, "step"), "step", look, SOURCE)
+    figure = learning_curves.draw(study_tables.learning_curves(only, "step"), "step", look, SOURCE)
     colours = {line.get_color() for panel in figure.axes for line in panel.lines}
     assert len(colours) == len(look.settings) == 2
     legend = figure.legends[0]
@@ -321,7 +378,7 @@ def test_of_one_system_the_settings_have_colours(tables):
 
 
 def test_pairs_of_system_and_setting_without_runs_have_no_row(tables, look):
-    lags = summaries.lag_table(tables)
+    lags = lag_tables.lag_table(tables)
     lags = lags[(lags["system"] != "cleanba_ppo") | (lags["setting"] == "a0-l0-t1")]
     figure = policy_lag.draw(lags, look, SOURCE)
     labels = [t.get_text() for t in figure.axes[0].get_yticklabels()]

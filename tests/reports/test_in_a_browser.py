@@ -4,33 +4,17 @@ import re
 import shutil
 
 import pytest
+from built import EVIL
 from playwright.sync_api import sync_playwright
-from synthetic_runs import study_folder, write_run
-
-from reports import build, index
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SYSTEMS = ("cleanba_ppo", "cleanba_ppo-sync")
-EVIL = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium here: the pages are not tried in a browser"
-)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Reports of a study of two systems, of one with names that are HTML, and their index."""
-    root = tmp_path_factory.mktemp("place")
-    study_folder(root / "runs/quickstart", SYSTEMS, leaky=SYSTEMS[:1], steps=10_240)
-    write_run(root / "runs/evil/a", system=EVIL, steps=5_120)
-    write_run(root / "runs/evil/b", system=EVIL, status="failed", error=EVIL, steps=5_120)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        assert build.main(["quickstart"]) == 0
-        assert build.main(["evil"]) == 0
-        index.write(root / "reports")
-    return root
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium here: the pages are not tried in a browser"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +49,8 @@ def visit(chromium):
 
 
 @pytest.fixture
-def report(visit, place):
-    return lambda **options: visit(place / "reports/quickstart/index.html", **options)
+def report(visit, site):
+    return lambda **options: visit(site / "site/quickstart/index.html", **options)
 
 
 def shown(page, table):
@@ -100,16 +84,16 @@ def test_a_page_opens_offline_and_asks_for_nothing(report):
 
 def test_tables_sort_by_a_click_on_a_heading(report):
     page = report()
-    heads = page.locator("#t-headline thead th").all_inner_texts()
+    heads = page.locator("#t-summary thead th").all_inner_texts()
     column = heads.index("final score")
-    button = page.locator("#t-headline thead th button").nth(column)
+    button = page.locator("#t-summary thead th button").nth(column)
     orders = []
     for direction in ("ascending", "descending"):
         button.click()
         assert (
-            page.locator("#t-headline thead th").nth(column).get_attribute("aria-sort") == direction
+            page.locator("#t-summary thead th").nth(column).get_attribute("aria-sort") == direction
         )
-        cells = page.locator(f"#t-headline tbody td:nth-child({column + 1})")
+        cells = page.locator(f"#t-summary tbody td:nth-child({column + 1})")
         orders.append([float(v) for v in cells.evaluate_all("c => c.map(x => x.dataset.sort)")])
     assert len(orders[0]) == 8
     assert orders[0] == sorted(orders[0])
@@ -163,7 +147,7 @@ def test_on_paper_all_tables_are_open_and_whole_and_nothing_is_to_be_clicked(rep
     page = report(viewport={"width": 718, "height": 1000})  # A4 between its margins
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("main > details:not([open])").count() == 0
+    assert page.locator("section > details:not([open])").count() == 0
     assert page.locator("nav:visible, .filter:visible").count() == 0
     widths = page.locator("table").evaluate_all(
         "all => all.map(t => t.getBoundingClientRect().right)"
@@ -175,8 +159,8 @@ def test_on_paper_all_tables_are_open_and_whole_and_nothing_is_to_be_clicked(rep
 
 
 @pytest.mark.parametrize("policy", [True, False])
-def test_a_script_in_a_name_stays_text(visit, place, tmp_path, policy):
-    html = (place / "reports/evil/index.html").read_text()
+def test_a_script_in_a_name_stays_text(visit, site, tmp_path, policy):
+    html = (site / "site/evil/index.html").read_text()
     if not policy:  # escaping alone must be enough
         html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
     file = tmp_path / "page.html"
@@ -188,9 +172,9 @@ def test_a_script_in_a_name_stays_text(visit, place, tmp_path, policy):
     assert EVIL in page.locator("#t-runs").inner_text()
 
 
-def test_the_index_leads_to_the_reports(visit, place):
-    page = visit(place / "reports/index.html")
+def test_the_index_leads_to_the_pages(visit, site):
+    page = visit(site / "site/index.html")
     page.get_by_role("link", name="quickstart").first.click()
     page.wait_for_url(re.compile("quickstart"))
-    assert page.locator("#t-headline").is_visible()
+    assert page.locator("#t-summary").is_visible()
     assert page.wrong == []

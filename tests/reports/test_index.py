@@ -1,4 +1,6 @@
-"""The index of all reports."""
+"""The index of all pages."""
+
+import json
 
 import pytest
 from synthetic_runs import study_folder
@@ -8,63 +10,70 @@ from reports import index
 
 EVIL = "<script>alert(1)</script>"
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def studies(place):
     """A working directory with the records of two studies, one of them with an evil title."""
-    monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
-        study_folder(tmp_path / "runs" / name, ("cleanba_ppo",), env_ids=("Catch-v0",), steps=5_120)
+        study_folder(place / "runs" / name, ("cleanba_ppo",), env_ids=("Catch-v0",), steps=5_120)
         text = find_study("quickstart").read_text()
         title = EVIL if name == "second" else "The first [study]"
         text = text.replace('title = "Quickstart', f'title = "{title} Quickstart')
-        (tmp_path / "runs" / name / "study.toml").write_text(text)
-    return tmp_path
+        (place / "runs" / name / "study.toml").write_text(text)
+    return place
 
 
-def test_all_reports_are_built_and_listed_with_what_they_found(place, capsys):
+def test_all_pages_are_built_and_listed_with_what_they_found(studies, capsys):
     assert index.main([]) == 0
-    assert "first: reports/first/index.html" in capsys.readouterr().out
-    html, markdown = (
-        (place / "reports" / page).read_text() for page in ("index.html", "README.md")
-    )
+    assert "first: site/first/index.html" in capsys.readouterr().out
+    html = (studies / "site/index.html").read_text()
     for name in ("first", "second"):
         assert f'<a href="{name}/index.html">' in html
-        assert f"({name}/README.md)" in markdown
     assert "The first [study] Quickstart" in html
-    assert (
-        html.count("6 of 6 runs are completed.")
-        == markdown.count("6 of 6 runs are completed.")
-        == 2
-    )
-    assert EVIL not in html + markdown
+    assert html.count("6 of 6 runs are completed") == 2
+    assert EVIL not in html
     assert "&lt;script&gt;alert(1)" in html
     assert index.main([]) == 0  # its own pages may be replaced
 
 
-def test_a_study_without_a_completed_run_is_named_and_costs_no_other_report(place, capsys):
-    study_folder(
-        place / "runs" / "third",
-        ("cleanba_ppo",),
-        env_ids=("Catch-v0",),
-        steps=5_120,
-        status="failed",
-    )
-    (place / "runs" / "third" / "study.toml").write_text(find_study("quickstart").read_text())
+def test_the_index_is_made_from_the_data_of_the_pages(studies):
+    assert index.main([]) == 0
+    file = studies / "site/first/result.json"
+    page = json.loads(file.read_text()) | {"finding": ["Something else."]}
+    file.write_text(json.dumps(page))
+    (studies / "site/second/index.html").write_text("not read")
+    index.write(studies / "site")
+    html = (studies / "site/index.html").read_text()
+    assert "<p>Something else.</p>" in html
+    assert "second/index.html" in html
+
+
+def test_a_study_without_a_completed_run_is_named_and_costs_no_other_page(studies, capsys):
+    third = studies / "runs" / "third"
+    study_folder(third, ("cleanba_ppo",), env_ids=("Catch-v0",), steps=5_120, status="failed")
+    (third / "study.toml").write_text(find_study("quickstart").read_text())
     assert index.main([]) == 1
     printed = capsys.readouterr()
-    assert "third: no report: " in printed.err
-    assert (place / "reports" / "second" / "index.html").is_file()
+    assert "third: no page: " in printed.err
+    assert (studies / "site" / "second" / "index.html").is_file()
 
 
-def test_somebody_else_s_page_is_not_overwritten(place, capsys):
-    (place / "reports").mkdir()
-    (place / "reports" / "README.md").write_text("mine")
+def test_somebody_else_s_page_is_not_overwritten(studies, capsys):
+    (studies / "site").mkdir()
+    (studies / "site" / "index.html").write_text("mine")
     assert index.main([]) == 2
     assert "was not made by this command" in capsys.readouterr().err
-    assert (place / "reports" / "README.md").read_text() == "mine"
+    assert (studies / "site" / "index.html").read_text() == "mine"
 
 
-def test_no_report_is_one_line_and_exit_code_2(tmp_path, capsys):
+@pytest.mark.parametrize("damage", [None, "{}", "[", '{"name": "x"}'])
+def test_no_page_or_a_damaged_one_is_one_line_and_exit_code_2(tmp_path, capsys, damage):
+    if damage is not None:
+        (tmp_path / "study").mkdir()
+        (tmp_path / "study/result.json").write_text(damage)
     assert index.main(["--runs", str(tmp_path), "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")

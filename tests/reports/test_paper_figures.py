@@ -8,11 +8,11 @@ import pytest
 from matplotlib.text import Text
 from synthetic_runs import monobeast_run, run_study, write_run
 
-from analysis import importers
+from analysis import importers, speed
 from experiments import systems
 from experiments.study import find_study, load_study, study_names
 from plots import speed_curves, style
-from reports import paper, summaries
+from reports import paper
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "published"
 
@@ -41,6 +41,7 @@ def test_every_figure_has_a_study_in_both_sizes(name):
     assert set(paper.FIGURES[name].parts) <= set(paper.PARTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", paper.FIGURES)
 def test_a_figure_is_drawn_whole_from_the_records_of_its_study(name, tmp_path, capsys):
     study = paper.FIGURES[name].study
@@ -120,7 +121,7 @@ def test_speed_is_by_the_devices_of_all_processes(tmp_path):
                 },
             )  # fmt: skip
     write_run(tmp_path / "old", "cleanba_ppo", "unknown", "CartPole-v1", 1, steps=10_240)
-    frame = summaries.speed_by_devices(importers.read([tmp_path]))
+    frame = speed.speed_by_devices(importers.read([tmp_path]))
     assert frame["x"].tolist() == [1, 6]
     assert frame["runs"].tolist() == [2, 2]
     np.testing.assert_allclose(frame["sps"], [1_150, 2_300], rtol=0.01)
@@ -141,16 +142,18 @@ def test_speed_is_by_an_option_and_beside_the_baseline(tmp_path):
                 steps=10_240, hardware={"step_delay_seconds": delay},
             )  # fmt: skip
     write_run(tmp_path / "plain", "hts_rl_ppo", "plain", "CartPole-v1", steps=10_240)
-    frame = summaries.speed_by_option(importers.read([tmp_path]), "step_delay_seconds")
+    frame = speed.speed_by_option(importers.read([tmp_path]), "step_delay_seconds")
     assert frame["x"].tolist() == [0.01, 0.02, 0.01, 0.02]
-    assert frame["note"].tolist() == ["1.50×", "4.00×", "2k", "500"]
-    ratios = summaries.speedups(frame)
+    np.testing.assert_allclose(frame["speedup"], [1.5, 4.0, np.nan, np.nan])
+    ratios = speed.speedups(frame)
     assert ratios["system"].tolist() == ["hts_rl_ppo"] * 2
     np.testing.assert_allclose(ratios["sps"], [1.5, 4.0])
     np.testing.assert_allclose(ratios["each"].tolist(), [[1.5], [4.0]])
     tables = importers.read([tmp_path])
     look = style.look_of(tables.runs["system"], tables.runs["setting"])
     source = paper.Source(tables, "here", look, "")
+    panel = paper.PARTS["speed_by_step_time"](source).axes[0]
+    assert [text.get_text() for text in panel.texts] == ["1.50×", "4.00×", "2k", "500"]
     panel = paper.PARTS["speedup_by_variance"](source).axes[0]
     np.testing.assert_allclose(panel.lines[0].get_xydata(), [[100, 1.5], [400, 4.0]])  # ms²
 
@@ -203,6 +206,18 @@ def test_published_tables_give_what_they_have_and_the_rest_is_named(tmp_path, ca
     assert values == pytest.approx([cleanba, moolib])
 
 
+def test_published_deviations_are_drawn_to_both_sides_of_their_mean(tmp_path):
+    folder = tmp_path / "cleanba-static"
+    folder.mkdir()
+    (folder / "smootheness.csv").write_text(SCORES)
+    (folder / "smootheness_runtimes.csv").write_text(MINUTES)
+    source = paper.read_published("fig5", paper.FIGURES["fig5"], tmp_path)
+    breakout = paper.PARTS["scores"](source).axes[0]
+    assert breakout.get_title() == "Breakout-v5"
+    lines = [tuple(line.get_xdata()) for line in breakout.lines if len(line.get_xdata()) == 2]
+    assert sorted(lines) == [(280.0, 320.0), (470.0, 490.0)]  # 300 ± 20, 480 ± 10
+
+
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published data are not beside the project")
 @pytest.mark.parametrize("name", [n for n, figure in paper.FIGURES.items() if figure.published])
 def test_figures_are_drawn_from_the_published_data(name, tmp_path, capsys):
@@ -223,11 +238,12 @@ def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, c
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fig6", "--source", "published", "--published", "."], "nothing is published"),
+        (["fig6", "--source", "published", "--published", "."], "there are no published data"),
         (["fig3", "--source", "published"], "needs --published FOLDER"),
         (["fig3", "--source", "published", "--published", "/nowhere"], "/nowhere"),
         (["fig3", "--runs", "/nowhere"], "make study STUDY=base PRESET=cpu makes it"),
         (["fig3", "--preset", "huge"], "no preset 'huge'"),
+        (["fig1"], "fig1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Table 1: from records alone, and only where all runs of an architecture agree."""
 
 import shutil
+import statistics
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ from synthetic_runs import run_study, write_run
 from analysis import importers, scaling
 from analysis.tables import InputError, concat
 from cleanba import record
+from cleanba.record.layout import Layout
 from experiments.study import find_study, load_study
 from reports import paper_tables
 
@@ -40,13 +42,22 @@ def test_table_1_is_that_of_the_paper(tables):
 
 def test_trainers_of_others_are_not_in_table_1(tables, tmp_path):
     """CleanRL's PPO is synchronous, but its name does not say so."""
-    header = {"system": "cleanrl_ppo", "setting": "base", "env_id": "Catch-v0", "seed": 1}
-    header |= {"hyperparameters": {}, "hardware": {}}
-    with record.RunWriter(tmp_path / "other", header) as writer:
+    info = record.RunInfo(system="cleanrl_ppo", setting="base", env_id="Catch-v0", seed=1)
+    with record.RunWriter(tmp_path / "other", info) as writer:
         for number in range(1, 6):
-            rollout = {"actor": 0, "rollout": number, "steps": 10, "wall_time": float(number)}
-            versions = {"version_first": number, "version_last": number, "learner_version": number}
-            writer.write("rollouts", [rollout | versions | {"versions": [[number, 10]]}])
+            writer.write(
+                record.Rollout(
+                    actor=0,
+                    group=None,
+                    rollout=number,
+                    steps=10,
+                    wall_time=float(number),
+                    version_first=number,
+                    version_last=number,
+                    versions=[(number, 10)],
+                    learner_version=number,
+                )
+            )
     both = concat([tables, importers.read([tmp_path])])
     assert set(both.rollouts["system"].astype(str)) > set(tables.rollouts["system"].astype(str))
     assert paper_tables.table1(both) == paper_tables.table1(tables)
@@ -56,10 +67,10 @@ def test_runs_that_differ_or_mix_policies_are_refused(tables):
     rollouts = tables.rollouts.copy()
     at = (rollouts["seed"] == 2) & (rollouts["rollout"] == 3)
     rollouts.loc[at, ["version_first", "version_last"]] = 1
-    with pytest.raises(InputError, match="differ in what made their data"):
+    with pytest.raises(InputError, match="differ in the policies of their rollouts"):
         paper_tables.table1(tables._replace(rollouts=rollouts))
     rollouts.loc[at, "version_last"] = 2
-    with pytest.raises(InputError, match="rollout 3 was made by several policies"):
+    with pytest.raises(InputError, match="rollout 3 was collected by several policies"):
         paper_tables.table1(tables._replace(rollouts=rollouts))
     only = tables.rollouts[~tables.rollouts["system"].astype(str).str.endswith("-sync")]
     with pytest.raises(InputError, match="no completed run of the synchronous"):
@@ -84,7 +95,7 @@ def test_run_times_stand_beside_those_of_the_readme(tmp_path):
     assert by_layout["mine", ""][:2] == ["", ""]
     # a formula: no setting leaks into it
     assert len({row[-1] for row in by_layout.values() if row[-1]}) == 1
-    with pytest.raises(InputError, match="no completed run is of a layout"):
+    with pytest.raises(InputError, match="no completed run has a layout"):
         paper_tables.runtimes(tables._replace(runs=tables.runs[tables.runs["setting"] == "mine"]))
 
 
@@ -105,6 +116,15 @@ def test_scores_are_those_in_the_time_of_the_fastest(tmp_path):
     game, fast, slow, seeds = (cell.strip() for cell in lines[2].strip("|").split("|"))
     assert (game, seeds) == ("Breakout-v5", "2")
     assert float(fast.split(" ± ")[0]) > 1.5 * float(slow.split(" ± ")[0])  # it had half the steps
+
+
+def test_deviations_are_those_of_a_sample(tmp_path):
+    """Of the seeds that were run: with n - 1, as in the statistics module."""
+    speeds = {"hts_rl_a2c": 4_000.0}
+    tables = hts_runs(tmp_path, "Breakout-v5", speeds)
+    curves = tables.curves.assign(**{"return": 10.0 * tables.curves["seed"].to_numpy()})
+    (row,) = paper_tables.hts_table1(tables._replace(curves=curves))[2:]
+    assert row.split("|")[2].strip() == f"15 ± {statistics.stdev([10, 20]):.4g}"
 
 
 def test_times_to_a_score_are_minutes_and_a_dash_where_a_seed_never_got_there(tmp_path):
@@ -186,9 +206,7 @@ def test_the_readme_s_run_times_need_no_runs_and_other_tables_do(tmp_path, capsy
         assert paper_tables.main(words) == (0 if name == "runtimes" else 2)
         printed = capsys.readouterr()
         if name != "runtimes":
-            assert (
-                printed.err == f"error: {name}: nothing is published that it could be made from\n"
-            )
+            assert printed.err == f"error: {name}: there are no published data to make it from\n"
     lines = (tmp_path / "runtimes_published.md").read_text().splitlines()
     assert "| a0-l1,2-d1 | 3 A100 | 70.3 | 46% |" in lines
     assert lines[-1] == "From the README of Cleanba."
@@ -232,10 +250,10 @@ def test_the_layouts_of_the_study_are_those_of_the_readme():
         baseline = {"a0-l1,2,3-d2"}  # eight GPUs in two processes, as the README shows them
         assert {run.setting.name for run in runs} == named | baseline
         for run in runs:
-            layout, setting = scaling.parse_layout(run.setting.name), run.setting
-            assert layout == (
-                setting.actor_device_ids,
-                setting.learner_device_ids,
+            setting = run.setting
+            assert Layout.parse(setting.name) == Layout(
+                tuple(setting.actor_device_ids),
+                tuple(setting.learner_device_ids),
                 setting.processes,
             )
 

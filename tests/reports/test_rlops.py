@@ -45,6 +45,7 @@ def test_the_database_is_read_back_as_the_records_were(study, tmp_path):
     assert (left.to_numpy() == right.to_numpy()).all()
 
 
+@pytest.mark.slow
 def test_openrlbenchmark_finds_our_scores(study, tmp_path, monkeypatch):
     """Its own program, on a copy of its package, whose folder it keeps its database in."""
     import openrlbenchmark

@@ -1,0 +1,98 @@
+"""Which runs a table or figure is about: completed ones, some environments, comparable systems."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.references import ATARI, game_name
+from analysis.scores import final_scores
+from analysis.tables import Tables
+
+GROUP = ["system", "setting", "env_id"]  # what the runs of one row of a table have in common
+
+
+def completed(tables: Tables, without: Collection[str] = ()) -> Tables:
+    """Return the tables of completed runs, except those whose folder name is in `without`."""
+    runs = tables.runs["run"][tables.runs["completed"].to_numpy(bool)]
+    return of_runs(tables, [run for run in runs if run_folder_name(run) not in without])
+
+
+def of_runs(tables: Tables, names: Iterable[str]) -> Tables:
+    """Return the tables of the named runs (their `run` column)."""
+    wanted = set(names)
+    frames = {
+        name: frame[frame["run"].isin(wanted)].reset_index(drop=True)
+        for name, frame in zip(Tables._fields, tables, strict=True)
+    }
+    return Tables(**frames)
+
+
+def without(tables: Tables, env_ids: Collection[str], systems: Collection[str]) -> Tables:
+    """Return tables without some environments and systems (as `Comparable` spells them)."""
+    frames = {}
+    for name, frame in zip(Tables._fields, tables, strict=True):
+        if "env_id" in frame:
+            who = frame["system"].astype(str) + ", " + frame["setting"].astype(str)
+            frame = frame[~(frame["env_id"].isin(list(env_ids)) | who.isin(list(systems)))]
+        frames[name] = frame.reset_index(drop=True)
+    return Tables(**frames)
+
+
+def environments(tables: Tables) -> list[str]:
+    """Return the environments of all runs, sorted."""
+    return sorted(tables.runs["env_id"].astype(str).unique())
+
+
+class Comparable(NamedTuple):
+    """The runs that scores over several environments are computed from.
+
+    Attributes:
+      tables: tables of these runs; None if fewer than two environments remain.
+      environments: excluded environments, sorted.
+      systems: excluded systems as "system, setting", sorted.
+    """
+
+    tables: Tables | None
+    environments: list[str]
+    systems: list[str]
+
+
+def comparable(tables: Tables) -> Comparable:
+    """Select runs such that every system has a normalised score on the same environments.
+
+    Aggregates over different sets of environments are not comparable. So either the environments
+    that some system lacks are excluded, or the systems that lack some environment: whichever
+    leaves more scores.
+
+    Args:
+      tables: completed runs.
+    """
+    scores = final_scores(tables).dropna(subset=["normalized"])
+    if scores.empty:
+        return Comparable(None, [], [])
+    who = scores["system"].astype(str) + ", " + scores["setting"].astype(str)
+    have = scores["env_id"].astype(str).groupby(who).agg(set)
+    every, shared = set.union(*have), set.intersection(*have)
+    whole = set(have.index[have == every])
+    if len(shared) > 1 and len(shared) * len(have) >= len(every) * len(whole):
+        kept = scores["env_id"].isin(shared)
+        environments, systems = sorted(every - shared), []
+    else:
+        kept = who.isin(whole)
+        environments, systems = [], sorted(set(have.index) - whole)
+    several = scores["env_id"][kept].nunique() > 1
+    return Comparable(
+        of_runs(tables, scores["run"][kept]) if several else None, environments, systems
+    )
+
+
+def score_name(tables: Tables) -> str:
+    """Return the name of a normalised score: human-normalized on Atari, else relative to solving."""
+    names = set(environments(tables)) | set(tables.scores["env_id"])
+    atari = all(game_name(env_id) in ATARI for env_id in names)
+    return "human-normalized score" if atari else "normalised score"
+
+
+def run_folder_name(run: object) -> str:
+    """Return the name of a run's folder, without the path, which pages must not show."""
+    return Path(str(run)).name

@@ -1,0 +1,126 @@
+"""Tables of a study: scores, targets, aggregates and learning curves by system, setting and environment."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import aggregates, bootstrap
+from analysis.curves import aggregate_curve_table, curve_table, update_curve_table
+from analysis.scores import final_scores, hts_metrics
+from analysis.selection import GROUP, environments, of_runs
+from analysis.summary import aggregate, aggregate_frame
+from analysis.tables import Tables
+
+
+def score_table(tables: Tables) -> pd.DataFrame:
+    """Return the mean final score of each system, setting and environment, with its interval.
+
+    Returns:
+      system, setting, env_id, value, low, high (NaN with one run), runs, each (scores of the runs).
+    """
+    rows = []
+    scores = final_scores(tables)
+    for key, group in scores[scores["score"].notna()].groupby(GROUP, observed=True, sort=True):
+        each = group["score"].to_numpy(float)
+        interval = bootstrap.interval(_mean_of(each), [len(each)])
+        rows.append((*key, *interval, len(each), tuple(each)))
+    return pd.DataFrame(rows, columns=[*GROUP, "value", "low", "high", "runs", "each"])
+
+
+def _mean_of(scores: np.ndarray) -> Callable[[np.ndarray | None], np.ndarray]:
+    return lambda counts: aggregates.mean([scores], counts)
+
+
+def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) -> pd.DataFrame:
+    """Return when runs first reached the target return of their environment.
+
+    Args:
+      tables: completed runs.
+      targets: environment -> target for the mean return.
+      episodes: number of consecutive episodes that the mean is over.
+
+    Returns:
+      system, setting, env_id, target, runs, reached (number of runs that did), steps, seconds (one
+      per run; infinite if it did not reach the target).
+    """
+    rows = []
+    for env_id, target in targets.items():
+        runs = tables.runs["run"][tables.runs["env_id"] == env_id]
+        found = hts_metrics(of_runs(tables, runs), [target], window=episodes)
+        for key, group in found.groupby(GROUP, observed=True, sort=True):
+            steps = group[f"required_step_{target:g}"].to_numpy(float)
+            seconds = group[f"required_time_{target:g}"].to_numpy(float)
+            reached = int(np.isfinite(steps).sum())
+            rows.append((*key, target, len(group), reached, tuple(steps), tuple(seconds)))
+    return pd.DataFrame(rows, columns=[*GROUP, "target", "runs", "reached", "steps", "seconds"])
+
+
+def aggregate_table(tables: Tables | None) -> pd.DataFrame:
+    """Return `analysis.summary.aggregate_frame` of the final scores, with notes.
+
+    Args:
+      tables: completed runs; None gives an empty table.
+
+    Returns:
+      Its columns, and `note`: caveats about the interval. Environments without a reference score
+      do not count.
+    """
+    columns = [
+        "system",
+        "setting",
+        "metric",
+        "value",
+        "low",
+        "high",
+        "runs",
+        "environments",
+        "note",
+    ]
+    entries = [] if tables is None else aggregate(final_scores(tables))
+    if not entries:
+        return pd.DataFrame(columns=columns)
+    frame = aggregate_frame(entries)
+    notes = {(entry["system"], entry["setting"]): entry["note"] for entry in entries}
+    keys = zip(frame["system"], frame["setting"], strict=True)
+    frame["note"] = [notes[key] for key in keys]
+    return frame[frame["value"].notna()].reset_index(drop=True)
+
+
+def learning_curves(tables: Tables, axis: str) -> pd.DataFrame:
+    """Return `analysis.curves.curve_table` with a separate grid for each environment."""
+    runs = tables.runs
+    # Filtering the large tables, which curves do not need, would take seconds per environment.
+    needed = tables._replace(updates=tables.updates.head(0), rollouts=tables.rollouts.head(0))
+    frames = [
+        curve_table(of_runs(needed, runs["run"][runs["env_id"] == env_id]), axis)
+        for env_id in environments(tables)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def value_losses(tables: Tables) -> pd.DataFrame:
+    """Return `analysis.curves.update_curve_table` of the value loss, one grid per environment."""
+    runs = tables.runs
+    frames = [
+        update_curve_table(of_runs(tables, runs["run"][runs["env_id"] == env_id]), "value_loss")
+        for env_id in environments(tables)
+    ]
+    none = update_curve_table(tables, "value_loss")
+    return pd.concat(frames, ignore_index=True) if frames else none
+
+
+def efficiency(
+    tables: Tables | None, metrics: Sequence[str] = ("median",)
+) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return `analysis.curves.aggregate_curve_table` by metric and axis, without empty ones."""
+    curves = {}
+    if tables is None:
+        return curves
+    for axis in ("step", "time"):
+        table = aggregate_curve_table(tables, axis, metrics=metrics)
+        for metric in metrics:
+            one = table[table["metric"] == metric] if len(table) else table
+            if len(one):
+                curves[metric, axis] = one
+    return curves

@@ -1,0 +1,1 @@
+"""Checks of the guarantee (certify) and of finished records (replay)."""

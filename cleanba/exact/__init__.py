@@ -1,0 +1,1 @@
+"""Computations whose bits do not depend on where they are executed."""

@@ -1,0 +1,258 @@
+"""Contradictions inside a record: between its rows, its files and what the run was asked to do.
+
+Checksums show that a file has changed since the run ended; whoever changes a record can compute them anew.
+These checks find changes that were not made everywhere at once. What a consistent forger can do all the same
+is listed in docs/guarantee.md.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
+
+from cleanba.record.reader import Run
+from cleanba.record.schema import FILE_OF_ROW, Episode, Rollout, RunInfo, Update
+
+ROUNDED = 2e-3  # seconds by which sums of rounded times may differ
+CLOCK = 2.0  # seconds: `started` and `ended` are whole seconds
+LOSS = 1e-4  # relative: losses are rounded
+
+
+class Schedule(NamedTuple):
+    """What a Cleanba run's hyperparameters say of its rows, exactly."""
+
+    num_steps: int
+    num_envs: int
+    num_env_groups: int
+    lag: int  # of the acting policy, in updates: 1 with concurrency, from the second rollout on
+
+    @property
+    def batch(self) -> int:
+        """Steps of an update."""
+        return self.num_steps * self.num_envs
+
+
+def schedule_of(run: Run) -> Schedule | None:
+    """Return the schedule of a Cleanba run; None for other systems."""
+    options = run.info.hyperparameters
+    numbers = [options.get(name) for name in ("num_steps", "num_envs", "num_env_groups")]
+    if not run.info.system.startswith("cleanba_") or not all(
+        isinstance(n, int) and n > 0 for n in numbers
+    ):
+        return None
+    return Schedule(*numbers, int(not run.info.system.endswith("-sync")))
+
+
+def contradictions(
+    run: Run,
+    updates: Sequence[Update],
+    rollouts: Sequence[Rollout],
+    episodes: Sequence[Episode],
+) -> list[str]:
+    """Return what contradicts itself in a record, one line for each kind of contradiction.
+
+    Args:
+      run: the record.
+      updates: its rows; those of each kind are given because callers have read them.
+      rollouts: its rows.
+      episodes: its rows.
+    """
+    schedule = schedule_of(run)
+    found = [*_of_run(run), *_of_updates(run, updates), *_of_rollouts(updates, rollouts)]
+    found += _of_episodes(run, updates, episodes)
+    if schedule is not None:
+        found += _of_span(run.info, updates)
+        found += _of_schedule(schedule, updates, rollouts, episodes)
+    return found
+
+
+def _first(rows: Iterable[tuple[int, bool]], kind: type, what: str) -> Iterator[str]:
+    """Yield a line that names the first of the rows that are wrong, if one is."""
+    wrong = [number for number, is_wrong in rows if is_wrong]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        yield f"{FILE_OF_ROW[kind]}, line {wrong[0]}: {what}{more}"
+
+
+def _collector(row: Rollout) -> tuple[int, int, int]:
+    """Return the key of those rollouts that were collected one after the other."""
+    group = -1 if row.group is None else row.group
+    first = -1 if row.first_env is UNSET else row.first_env
+    return row.actor, group, first
+
+
+def _of_run(run: Run) -> Iterator[str]:
+    if run.files:
+        for name in FILE_OF_ROW.values():
+            if name not in run.files and (run.path / name).is_file():
+                yield f"run.json has no checksum of {name}"
+
+
+def _of_span(info: RunInfo, updates: Sequence[Update]) -> Iterator[str]:
+    if info.started and info.ended and updates and info.resumed is UNSET:
+        seconds = (_time(info.ended) - _time(info.started)) if _are_times(info) else math.nan
+        if math.isnan(seconds) or updates[-1].wall_time > seconds + CLOCK:
+            yield "run.json: the time from started to ended is shorter than that of the updates"
+
+
+def _are_times(info: RunInfo) -> bool:
+    try:
+        return _time(info.ended) >= _time(info.started)
+    except ValueError:
+        return False
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _of_updates(run: Run, updates: Sequence[Update]) -> Iterator[str]:
+    pairs = list(enumerate(itertools.pairwise(updates), start=2))
+
+    def first(wrong: Any, what: str) -> Iterator[str]:
+        return _first(((n, wrong(a, b)) for n, (a, b) in pairs), Update, what)
+
+    yield from first(
+        lambda a, b: b.version <= a.version, "its version does not follow the last one"
+    )
+    yield from first(lambda a, b: b.step < a.step, "its step is before that of the last update")
+    yield from first(lambda a, b: b.wall_time < a.wall_time, "it is done before the last update")
+    rows = list(enumerate(updates, start=1))
+    yield from _first(
+        ((n, u.gradient_version is not UNSET and u.gradient_version >= u.version) for n, u in rows),
+        Update,
+        "its gradient was computed at a later version",
+    )
+    options = run.info.hyperparameters
+    weights = [options.get(name) for name in ("vf_coef", "ent_coef")]
+    if all(isinstance(w, (int, float)) for w in weights):
+        yield from _first(
+            ((n, _is_another_sum(u, *weights)) for n, u in rows),
+            Update,
+            "its loss is not the sum of its parts",
+        )
+
+
+def _is_another_sum(row: Update, vf_coef: float, ent_coef: float) -> bool:
+    parts = (row.policy_loss, row.value_loss, row.entropy)
+    # IMPALA's losses are sums over steps with another entropy; PPO's have an approximate KL divergence.
+    if row.approx_kl is UNSET or row.loss is None or any(x is None or x is UNSET for x in parts):
+        return False
+    policy, value, entropy = parts
+    expected = policy + vf_coef * value - ent_coef * entropy
+    size = abs(policy) + abs(vf_coef * value) + abs(ent_coef * entropy)
+    return abs(row.loss - expected) > LOSS * size + 1e-5
+
+
+def _of_rollouts(updates: Sequence[Update], rollouts: Sequence[Rollout]) -> Iterator[str]:
+    rows = list(enumerate(rollouts, start=1))
+    checks: Sequence[tuple[Any, str]] = (
+        (
+            lambda r: (
+                not r.versions
+                or (r.versions[0][0], r.versions[-1][0]) != (r.version_first, r.version_last)
+                or any(a[0] >= b[0] for a, b in itertools.pairwise(r.versions))
+            ),
+            "its versions contradict version_first and version_last, or each other",
+        ),
+        (lambda r: sum(n for _, n in r.versions) != r.steps, "its versions have other steps"),
+        (lambda r: r.learner_version < r.version_last, "its policy is newer than the learner"),
+    )
+    for wrong, what in checks:
+        yield from _first(((n, wrong(r)) for n, r in rows), Rollout, what)
+    ordered = sorted(rows, key=lambda row: (*_collector(row[1]), row[1].rollout))
+    yield from _first(
+        (
+            (
+                n,
+                _collector(a) == _collector(b)
+                and (a.rollout == b.rollout or b.wall_time < a.wall_time),
+            )
+            for (_, a), (n, b) in itertools.pairwise(ordered)
+        ),
+        Rollout,
+        "it does not follow the rollout of its actor before it",
+    )
+    done = {u.version: u.wall_time for u in updates}
+    late = ((n, r.wall_time > done.get(r.learner_version + 1, math.inf) + ROUNDED) for n, r in rows)
+    yield from _first(late, Rollout, "it was complete after the update that learned from it")
+
+
+def _of_episodes(run: Run, updates: Sequence[Update], episodes: Sequence[Episode]) -> Iterator[str]:
+    rows = list(enumerate(episodes, start=1))
+    yield from _first(((n, e.length == 0) for n, e in rows), Episode, "it has no steps")
+    if run.completed and updates:
+        yield from _first(
+            ((n, e.step > updates[-1].step) for n, e in rows), Episode, "it ends after the run"
+        )
+
+
+def _of_schedule(
+    schedule: Schedule,
+    updates: Sequence[Update],
+    rollouts: Sequence[Rollout],
+    episodes: Sequence[Episode],
+) -> Iterator[str]:
+    yield from _first(
+        (
+            (n, (u.version, u.step) != (n + 1, n * schedule.batch))
+            for n, u in enumerate(updates, start=1)
+        ),
+        Update,
+        "its version and step are not those of its place",
+    )
+    times = [0.0, *(u.wall_time for u in updates)]
+    yield from _first(
+        (
+            (n, abs(b - a - u.update_seconds) > ROUNDED)
+            for n, (u, (a, b)) in enumerate(
+                zip(updates, itertools.pairwise(times), strict=True), start=1
+            )
+        ),
+        Update,
+        "update_seconds is not the time since the last update",
+    )
+    groups, steps = schedule.num_env_groups, schedule.batch // schedule.num_env_groups
+
+    def wrong(row: Rollout) -> bool:
+        version = max(1, row.rollout - schedule.lag)
+        expected = (row.rollout, version, version, steps)
+        return expected != (row.learner_version, row.version_first, row.version_last, row.steps)
+
+    yield from _first(
+        ((n, wrong(r)) for n, r in enumerate(rollouts, start=1)),
+        Rollout,
+        "its versions are not those of the run's schedule",
+    )
+    seen = defaultdict(set)
+    for row in rollouts:
+        seen[row.rollout].add(row.group)
+    whole = set(range(groups))
+    for number in range(1, len(updates) + 1):
+        if seen[number] != whole:
+            yield f"rollouts.jsonl: rollout {number} is not there once for each of {groups} groups"
+            break
+    done = {(r.rollout, r.group): r.wall_time for r in rollouts}
+    size = schedule.num_envs // groups
+    yield from _first(
+        ((n, e.env_index >= schedule.num_envs) for n, e in enumerate(episodes, start=1)),
+        Episode,
+        "there is no such environment",
+    )
+
+    def is_misplaced(episode: Episode) -> bool:
+        number = -(-episode.step // schedule.batch)
+        time = done.get((number, episode.env_index // size))
+        if time is None:  # the run may have ended between writing the two
+            return number <= len(updates)
+        return abs(episode.wall_time - time) > ROUNDED
+
+    yield from _first(
+        ((n, is_misplaced(e)) for n, e in enumerate(episodes, start=1)),
+        Episode,
+        "its time is not that of the rollout in which it ended",
+    )

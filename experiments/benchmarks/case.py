@@ -1,0 +1,63 @@
+"""What a benchmark consists of: cases to measure, and the columns of its table."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+Values = dict[str, Any]  # measured numbers by name
+
+
+class Case(NamedTuple):
+    """One row of a benchmark's table."""
+
+    name: str
+    measure: Callable[[], Values]
+
+
+class Column(NamedTuple):
+    """One column of a benchmark's table."""
+
+    value: str  # name of a measured value
+    title: str
+    format: str = ",.0f"  # format specification
+
+    @property
+    def width(self) -> int:
+        """Characters of the column."""
+        return max(9, len(self.title) + 2)
+
+
+class Benchmark(Protocol):
+    """A benchmark: a dataclass whose fields are its sizes."""
+
+    columns: tuple[Column, ...]
+
+    def title(self) -> str:
+        """Return the line above the table: what is measured, at which sizes."""
+
+    def cases(self) -> list[Case]:
+        """Return the cases, none measured yet.
+
+        Raises:
+          BadInput: if the sizes are impossible.
+        """
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What was measured of one case."""
+
+    benchmark: str
+    case: str
+    values: Values
+
+
+def header(columns: tuple[Column, ...], name_width: int) -> str:
+    """Return the first line of a table."""
+    return f"{'case':<{name_width}}" + "".join(f"{c.title:>{c.width}}" for c in columns)
+
+
+def row(columns: tuple[Column, ...], name_width: int, result: Result) -> str:
+    """Return a result as a line of a table."""
+    cells = [f"{format(result.values[c.value], c.format):>{c.width}}" for c in columns]
+    return f"{result.case:<{name_width}}" + "".join(cells)

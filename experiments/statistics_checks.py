@@ -1,0 +1,175 @@
+"""Simulations behind docs/statistics.md: coverage of intervals, rates of verdicts, returns of random play.
+
+    python -m experiments.statistics_checks coverage
+    python -m experiments.statistics_checks verdicts
+    python -m experiments.statistics_checks random
+
+Each prints the table that is quoted there; `--help` after the name lists its sizes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis import aggregates, bootstrap, references, reproducibility
+from cleanba.run.arguments import Count
+from cleanba.run.command_line import run_command_line
+
+
+def measure_coverage(simulations: int, repetitions: int) -> None:
+    """Print how often 95% intervals contain the true value, by number of seeds.
+
+    Scores on 20 games are log-normal about a level of each game. The true value is the aggregate of 200,000
+    runs per game.
+    """
+    games = 20
+    rng = np.random.default_rng(0)
+    levels = rng.lognormal(0, 1, games)
+
+    def draw(runs: int) -> list[np.ndarray]:
+        return list((levels * rng.lognormal(0, 0.5, (runs, games))).T)
+
+    many = draw(200_000)
+    truth = {name: float(f(many)) for name, f in aggregates.AGGREGATES.items()}
+    print(f"{games} games, {simulations} simulations, {repetitions} repetitions, nominal 95%")
+    print("seeds method     " + " ".join(f"{name:>14}" for name in truth))
+    for runs in (3, 5, 10):
+        for method in ("percentile", "bca"):
+            hits = dict.fromkeys(truth, 0)
+            for number in range(simulations):
+                columns = draw(runs)
+                for name, f in aggregates.AGGREGATES.items():
+                    found = bootstrap.interval(
+                        lambda counts, f=f, c=columns: f(c, counts),
+                        [runs] * games,
+                        repetitions,
+                        seed=number,
+                        method=method,
+                    )
+                    hits[name] += found.low <= truth[name] <= found.high
+            shares = " ".join(f"{100 * h / simulations:13.1f}%" for h in hits.values())
+            print(f"{runs:5} {method:10} {shares}")
+
+
+def simulated_curves(
+    rng: np.random.Generator, runs: int, environments: int, shift: float, noise: float = 0.15
+) -> list[np.ndarray]:
+    """Return learning curves `[runs, 20]` per environment that rise to 1 + shift.
+
+    Each run has its own level (log-normal about 1, spread `noise`), with a little noise at each point.
+    """
+    rise = 1 - np.exp(-np.linspace(0.1, 4, 20))
+    result = []
+    for _ in range(environments):
+        level = np.exp(noise * rng.normal(size=(runs, 1)) - noise**2 / 2)
+        result.append((1 + shift) * rise * level + 0.02 * rng.normal(size=(runs, 20)))
+    return result
+
+
+def verdict_rates(
+    shift: float, runs: int, environments: int, simulations: int, permutations: int, seed: int = 0
+) -> dict[str, float]:
+    """Return the rate of each verdict on simulated settings that differ by a known share.
+
+    Args:
+      shift: true difference of the settings, a share of the score.
+      runs: of each setting on each environment.
+      environments: number of environments.
+      simulations: number of simulated comparisons.
+      permutations: of the permutation test.
+      seed: of the simulation.
+    """
+    rng = np.random.default_rng(seed)
+    grid = np.arange(1.0, 21.0)
+    seen = {"equivalent": 0, "different": 0, "undecided": 0}
+    for number in range(simulations):
+        first = simulated_curves(rng, runs, environments, 0.0)
+        second = simulated_curves(rng, runs, environments, shift)
+        result = reproducibility.compare_curves(
+            grid, first, second, permutations=permutations, seed=number
+        )
+        seen[result.verdict] += 1
+    return {name: count / simulations for name, count in seen.items()}
+
+
+def measure_verdicts(simulations: int) -> None:
+    """Print the rate of each verdict, by true shift, runs and environments."""
+    print(f"{simulations} simulations each; seed noise 15% of the score, margin 10%")
+    print("shift runs envs  equivalent  different  undecided")
+    for runs, environments in ((5, 1), (3, 10), (5, 10), (10, 10)):
+        for shift in (0.0, 0.1, 0.2):
+            rates = verdict_rates(shift, runs, environments, simulations, 500)
+            shares = "  ".join(f"{100 * rate:8.1f}%" for rate in rates.values())
+            print(f"{100 * shift:4.0f}% {runs:4} {environments:4}   {shares}")
+
+
+def measure_random(episodes: int) -> None:
+    """Print the mean return of uniformly random actions on the environments of `references`.
+
+    Each of 100 environments contributes the same number of episodes: the first episodes to end would be the
+    short ones.
+    """
+    import envpool
+
+    size = 100
+    for env_id in references.SOLVED:
+        envs = envpool.make(env_id, "gymnasium", num_envs=size, seed=0)
+        rng = np.random.default_rng(0)
+        envs.reset()
+        running, played = np.zeros(size), np.zeros(size, dtype=int)
+        resetting = np.zeros(size, dtype=bool)
+        returns: list[float] = []
+        while played.min() < episodes // size:
+            actions = rng.integers(int(envs.action_space.n), size=size)
+            _, reward, ended, cut, _ = envs.step(actions)
+            running += np.where(resetting, 0.0, reward)
+            done = (ended | cut) & ~resetting
+            returns += running[done & (played < episodes // size)].tolist()
+            played += done
+            running[done] = 0
+            resetting = done
+        error = np.std(returns) / np.sqrt(len(returns))
+        print(f"{env_id}: {np.mean(returns):.3f} +- {error:.3f} ({len(returns)} episodes)")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often 95% intervals contain the true value."""
+
+    simulations: Count = 1000
+    """Simulated studies."""
+    repetitions: Count = 1000
+    """Repetitions of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """How often each verdict is given at a known difference."""
+
+    simulations: Count = 200
+    """Simulated comparisons."""
+
+
+@dataclass(frozen=True)
+class Random:
+    """Mean returns of uniformly random actions."""
+
+    episodes: Count = 10_000
+    """Episodes of each environment, a multiple of 100."""
+
+
+def main(args: Coverage | Verdicts | Random) -> None:
+    """Run one simulation, and print its table."""
+    match args:
+        case Coverage():
+            measure_coverage(args.simulations, args.repetitions)
+        case Verdicts():
+            measure_verdicts(args.simulations)
+        case Random():
+            measure_random(args.episodes)
+
+
+if __name__ == "__main__":
+    run_command_line(
+        Coverage | Verdicts | Random, main, "Simulations that check the statistics of the analysis."
+    )

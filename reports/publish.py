@@ -1,0 +1,149 @@
+"""Publishes the page of a study in the repository: `python -m reports.publish quickstart`.
+
+Builds the page as `reports.build` does, and writes a small copy of it to `results/<study>/`:
+`result.json`, a Markdown page, and at most three figures. Then writes the index of all results,
+`results/README.md`. Nothing else in the toolkit writes to tracked files.
+"""
+
+import gc
+import io
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib as mpl
+import msgspec
+import tyro
+from PIL import Image
+
+from analysis.output import bad_input
+from cleanba.record import replace_file
+from cleanba.run.command_line import parse
+from reports import build, index, render
+from reports.page import Cell, Page, Table, Value, read_json, write_json
+from reports.study import ReportError
+
+MOST_BYTES = 150_000  # largest size of a figure
+WIDTH = 1200  # pixels
+COLOURS = 256
+# One figure of each group, the first that the page has: curves, what the study is about, speed.
+FIGURES = (
+    ("curves_steps",),
+    ("aggregates", "policy_changes", "policy_lag", "final_scores"),
+    ("speed",),
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    """Command line."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Name of the study."""
+    runs: str | None = None
+    """Folder with its run records; by default runs/<name>."""
+    site: str = "site"
+    """Folder of all pages, where the page is built."""
+    out: str = "results"
+    """Folder of all published results."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0, or 2 for bad input."""
+    try:
+        args = parse(Args, sys.argv[1:] if argv is None else argv, "Publish the page of a study.")
+        site, results = Path(args.site) / args.name, Path(args.out)
+        check_writable(results, args.name)
+        page = build.build(args.name, Path(args.runs or f"runs/{args.name}"), site)
+        files = publish(page, site / "figures", results)
+    except build.ERRORS as error:
+        return bad_input(error)
+    for file in files:
+        print(file)
+    return 0
+
+
+def check_writable(results: Path, name: str) -> None:
+    """Raise ReportError if a page that this command did not write is in the way."""
+    for file in (results / name / "README.md", results / "README.md"):
+        if not render.was_made_here(file):
+            raise ReportError(f"{file} was not made by this command: choose another --out")
+
+
+def publish(page: Page, figures: Path, results: Path) -> list[Path]:
+    """Write the published copy of a page, and the index of all published results.
+
+    Args:
+      page: the page.
+      figures: folder with the PNG files of its figures.
+      results: folder of all results.
+
+    Returns:
+      The files written.
+    """
+    check_writable(results, page.name)
+    folder = results / page.name
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "result.json"
+    if file.exists():
+        for section in read_json(file).sections:
+            if section.figure:
+                (folder / f"{section.figure.name}.png").unlink(missing_ok=True)
+    page = without_links(page)
+    write_json(page, file)
+    images = chosen(page)
+    for name in images:
+        replace_file(folder / f"{name}.png", small_png(figures / f"{name}.png"))
+    replace_file(folder / "README.md", render.markdown_page(page, images))
+    replace_file(results / "README.md", render.markdown_index(index.entries(results)))
+    names = ["result.json", "README.md", *(f"{name}.png" for name in images)]
+    return [*(folder / name for name in names), results / "README.md"]
+
+
+def without_links(page: Page) -> Page:
+    """Return a page without links to run records, which are not published with it."""
+
+    def plain(value: Value) -> Value:
+        return msgspec.structs.replace(value, link="") if isinstance(value, Cell) else value
+
+    def unlinked(table: Table) -> Table:
+        rows = tuple(tuple(map(plain, row)) for row in table.rows)
+        return msgspec.structs.replace(table, rows=rows)
+
+    sections = tuple(
+        msgspec.structs.replace(one, table=unlinked(one.table)) if one.table else one
+        for one in page.sections
+    )
+    return msgspec.structs.replace(page, sections=sections)
+
+
+def chosen(page: Page) -> list[str]:
+    """Return the names of the figures that are published."""
+    there = {one.figure.name for one in page.sections if one.figure}
+    groups = ([name for name in group if name in there] for group in FIGURES)
+    return [group[0] for group in groups if group]
+
+
+def small_png(file: Path) -> bytes:
+    """Return a figure as a PNG of at most `MOST_BYTES`, with a palette, and narrower if necessary."""
+    with Image.open(file) as image:
+        image = image.convert("RGB")
+    width = min(WIDTH, image.width)
+    while True:
+        height = round(image.height * width / image.width)
+        scaled = image.resize((width, height), Image.Resampling.LANCZOS)
+        written = io.BytesIO()
+        scaled.quantize(COLOURS, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+        if written.tell() <= MOST_BYTES:
+            return written.getvalue()
+        width = width * 9 // 10
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
+    mpl.use("agg")
+    gc.disable()  # it would free little memory and take a tenth of the time
+    sys.exit(main())

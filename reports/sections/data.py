@@ -1,0 +1,48 @@
+"""Sections about the data: their problems, and every run."""
+
+from pathlib import Path
+
+from analysis import verdicts
+from analysis.scores import final_scores
+from reports import cells
+from reports.cells import NAMES, finite, in_order, names
+from reports.page import Cell, Section, Table
+from reports.sections.parts import table
+from reports.study import StudyRuns
+
+
+def quality(study: StudyRuns) -> Section:
+    """Return one row per problem with the data."""
+    rows = [(run, cells.neutral(problem)) for run, problem in study.problems]
+    if rows:
+        text = "Runs that are not completed are excluded from every figure and number above."
+    else:
+        text = (
+            f"All {len(study.tables.runs)} runs are completed, no record is damaged, and compared runs "
+            "differ only in the factor under study."
+        )
+    return Section("quality", "Data quality", text, table=table(("run", "problem"), rows))
+
+
+def runs(study: StudyRuns) -> Section:
+    """Return one row per run, completed or not, with a link to its record and its command."""
+    of_run = final_scores(study.tables).set_index("run")["score"].to_dict()
+    prints = verdicts.last_fingerprints(study.tables)
+    rows = []
+    for row in in_order(study.tables.runs).itertuples():
+        link = cells.record_link(Path(str(row.run)), study.out)
+        rows.append(
+            (
+                *names(row),
+                cells.seed(row.seed),
+                Cell(str(row.status), tone="good" if row.completed else "bad", link=link),
+                cells.rounded(row.steps, 0),
+                finite(of_run.get(row.run)),
+                finite(row.sps),
+                finite(row.seconds),
+                prints.get(row.run, "")[:12] or None,
+                cells.command(row.command) or None,
+            )
+        )
+    columns = ("seed", "status", "steps", "score", "SPS", "seconds", "last fingerprint", "command")
+    return Section("runs", "Runs", table=Table((*NAMES, *columns), tuple(rows), code="command"))

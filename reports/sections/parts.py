@@ -1,0 +1,60 @@
+"""Functions that all sections share."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from analysis.selection import GROUP
+from plots import style
+from reports.page import Figure, Table, Value
+from reports.study import StudyRuns
+
+BANDS = "95% bootstrap bands over seeds"
+
+
+def figure(
+    study: StudyRuns, name: str, caption: str, frame: pd.DataFrame, draw: Callable[[], Drawing]
+) -> Figure:
+    """Draw and save a figure.
+
+    Args:
+      study: the study of the page.
+      name: file name, without ending.
+      caption: what it shows; the number of seeds and the source are added.
+      frame: the rows drawn, with `runs` and, over environments, `environments`.
+      draw: draws it.
+    """
+    save(draw, study.out / "figures", name)
+    return Figure(name, f"{caption} {_counts(study, frame)}; {study.source}.")
+
+
+def save(draw: Callable[[], Drawing], folder: Path, name: str) -> None:
+    """Draw a figure and save it as PNG and SVG."""
+    style.save(draw(), folder, name)
+
+
+def _counts(study: StudyRuns, frame: pd.DataFrame) -> str:
+    """Format the numbers of seeds, environments and runs in a figure."""
+    if "env_id" in frame:
+        return style.seeds_text(frame["runs"])
+    counts = (
+        style.seeds_text(study.scores["runs"]),
+        style.counts_text(frame["environments"], "environments"),
+        style.counts_text(frame["runs"]),
+    )
+    notes = "; ".join(note for note in frame.get("note", pd.Series(dtype=object)).unique() if note)
+    return ", ".join(counts) + (f" ({notes})" if notes else "")
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[tuple[Value, ...]], folded: bool = False
+) -> Table | None:
+    """Return a table; None if it has no rows."""
+    return Table(tuple(columns), tuple(rows), folded) if rows else None
+
+
+def by_group(frame: pd.DataFrame) -> dict[tuple, object]:
+    """Return the rows by system, setting and environment."""
+    return {tuple(getattr(row, name) for name in GROUP): row for row in frame.itertuples()}

@@ -1,0 +1,208 @@
+"""The runs of a study, as read for its page, and the tables that several sections share."""
+
+import shlex
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import lag_tables, problems, selection, speed, study_tables, time_spent, verdicts
+from analysis.forks import call_all
+from analysis.importers.records import read_records
+from analysis.scores import EPISODES
+from analysis.selection import Comparable
+from analysis.tables import InputError, Tables, concat, quality_frame
+from cleanba.record import find_runs
+from experiments import state
+from experiments.pool import available_cores
+from experiments.study import (
+    DEFAULT_PRESET,
+    Study,
+    StudyError,
+    find_study,
+    load_study,
+    study_names,
+)
+from plots import style
+from reports import cells
+
+
+class ReportError(Exception):
+    """A page that cannot be made; the message is one line."""
+
+
+@dataclass(frozen=True)
+class StudyRuns:
+    """The runs of a study.
+
+    Attributes:
+      name: of the study.
+      runs: folder of its records.
+      out: folder of its page.
+      plan: the study, from the launcher's copy beside the records, if there is one.
+      tables: all runs.
+      changed: names of runs that were completed by another command than the plan's.
+    """
+
+    name: str
+    runs: Path
+    out: Path
+    plan: Study | None
+    tables: Tables
+    changed: tuple[str, ...] = ()
+
+    @cached_property
+    def done(self) -> Tables:
+        """Completed runs; all figures and numbers use only these."""
+        return selection.completed(self.tables, self.changed)
+
+    @property
+    def source(self) -> str:
+        """The source of the data, for captions."""
+        return f"source: run records of study {self.name}"
+
+    @cached_property
+    def look(self) -> style.Look:
+        """Colours and line styles."""
+        return style.look_of(self.done.runs["system"], self.done.runs["setting"])
+
+    @property
+    def score_name(self) -> str:
+        """Name of normalised scores."""
+        return selection.score_name(self.done)
+
+    @property
+    def target_episodes(self) -> int:
+        """Number of episodes that the study's targets are means over."""
+        return self.plan.target_episodes if self.plan else EPISODES
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """Of `study_tables.score_table`."""
+        return study_tables.score_table(self.done)
+
+    @cached_property
+    def speeds(self) -> pd.DataFrame:
+        """Of `speed.speed_table`."""
+        return speed.speed_table(self.done)
+
+    @cached_property
+    def times(self) -> pd.DataFrame:
+        """Of `time_spent.time_table`."""
+        return time_spent.time_table(self.done)
+
+    @cached_property
+    def lags(self) -> pd.DataFrame:
+        """Of `lag_tables.lag_table`."""
+        return lag_tables.lag_table(self.done)
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """Of `verdicts.fingerprints`."""
+        return verdicts.fingerprints(self.done)
+
+    @cached_property
+    def comparable(self) -> Comparable:
+        """The runs that scores over environments are computed from."""
+        return selection.comparable(self.done)
+
+    @cached_property
+    def changing(self) -> Tables:
+        """Runs of systems whose policy changes inside rollouts."""
+        return lag_tables.changing(self.done)
+
+    @cached_property
+    def problems(self) -> list[tuple[str, str]]:
+        """Problems with the data: (run or system, problem)."""
+        planned = [run.name for run in self.plan.runs] if self.plan else []
+        vary = {run.system for run in self.plan.runs if run.setting.flags} if self.plan else set()
+        return problems.problems(self.tables, planned, settings_vary=vary, changed=self.changed)
+
+
+def read_study(name: str, runs: Path, out: Path) -> StudyRuns:
+    """Read the records of a study.
+
+    Args:
+      name: of the study.
+      runs: folder with its run records.
+      out: folder of its page.
+
+    Raises:
+      ReportError: if no run is completed, or no record can be read.
+      InputError: if there is no record.
+    """
+    tables = read_tolerantly(runs)
+    copy = runs / "study.toml"
+    plan = load_study(copy) if copy.is_file() else None
+    changed = _changed(plan, runs, tables) if plan else ()
+    study = StudyRuns(name, runs, out, plan, tables, changed)
+    if not len(study.done.runs):
+        how = " by a command of its study" if changed else ""
+        raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed{how}")
+    return study
+
+
+def read_tolerantly(runs: Path) -> Tables:
+    """Read all records below a folder; a damaged one is excluded and named as a problem."""
+    cores = len(available_cores())
+    try:
+        return read_records([runs], cores)
+    except InputError:
+        folders = find_runs(runs)
+        if not folders:
+            raise
+    found = call_all([partial(_read_or_damage, folder) for folder in folders], cores)
+    parts = [one for one in found if isinstance(one, Tables)]
+    damage = [one for one in found if not isinstance(one, Tables)]
+    if not parts:
+        raise ReportError(f"{runs}: none of the {len(folders)} records there can be read")
+    tables = concat(parts)
+    known = list(tables.quality.itertuples(index=False, name=None))
+    return tables._replace(quality=quality_frame([*known, *damage]))
+
+
+def _read_or_damage(folder: Path) -> Tables | tuple[str, str]:
+    try:
+        return read_records([folder])
+    except InputError as error:
+        return str(folder), f"damaged and excluded: {Path(str(error)).name}"
+
+
+def _changed(study: Study, runs: Path, tables: Tables) -> tuple[str, ...]:
+    """Return the runs that another command has completed, such as that of an older study file."""
+    done = {Path(run).name for run in selection.completed(tables).runs["run"]}
+    folder = runs.resolve().parent
+    return tuple(
+        run.name
+        for run in study.runs
+        if run.name in done
+        and run.program is not None  # the command of other systems is not known
+        and state.inspect(run, folder).state is state.State.CHANGED
+    )
+
+
+def commands(study: StudyRuns) -> tuple[str, ...]:
+    """Return the shell commands that reproduce the runs and the page."""
+    runs, out = (cells.neutral_path(str(path)) for path in (study.runs, study.out))
+    lines = []
+    if study.plan:
+        runs_dir = cells.neutral_path(str(study.runs.parent))
+        words = _study_words(study.plan) or [f"{runs}/study.toml"]
+        lines.append(["python", "-m", "experiments.launch", *words, "--runs-dir", runs_dir])
+    options = ["--runs", runs, "--out", out]
+    lines.append(["python", "-m", "reports.build", study.name, *options])
+    return tuple(shlex.join(words) for words in lines)
+
+
+def _study_words(study: Study) -> list[str]:
+    """Return the launcher's arguments for a study of the toolkit; [] if the plan is a different one."""
+    preset = [] if study.preset == DEFAULT_PRESET else ["--preset", study.preset]
+    name = study.name.removesuffix(f"-{study.preset}") if preset else study.name
+    try:
+        same = (
+            name in study_names() and load_study(find_study(name), study.preset).runs == study.runs
+        )
+    except StudyError:  # it has no such preset
+        same = False
+    return [name, *preset] if same else []

@@ -1,0 +1,65 @@
+"""A record that changed after its run ended is named by every tool and contributes to no score."""
+
+import pytest
+
+from analysis.__main__ import main
+from reports.study import read_tolerantly
+
+FILES = ("episodes.jsonl", "updates.jsonl", "rollouts.jsonl")
+
+
+def remove_a_line(path):
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4] + lines[5:]))
+
+
+def change_a_byte(path):
+    """Change a digit, so that the line stays a row of the right types."""
+    text = path.read_text()
+    at = text.index('"wall_time":') + len('"wall_time":')
+    path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+@pytest.fixture(params=[(f, d) for f in FILES for d in (remove_a_line, change_a_byte)])
+def damaged(request, write_run, tmp_path):
+    """A folder with a good and a damaged record; the damaged file."""
+    write_run(seed=1)
+    name, damage = request.param
+    path = write_run(seed=2) / name
+    damage(path)
+    return tmp_path, path
+
+
+@pytest.mark.parametrize("words", [("aggregate",), ("quality",), ("quality", "--strict")])
+def test_the_analysis_refuses_it(damaged, words, capsys):
+    folder, path = damaged
+    assert main([words[0], str(folder), *words[1:]]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"{path} is damaged" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_a_report_names_it_and_leaves_it_out(damaged):
+    folder, path = damaged
+    tables = read_tolerantly(folder)
+    (named,) = [p for run, p in tables.quality.itertuples(index=False) if run == str(path.parent)]
+    assert named.startswith(f"damaged and excluded: {path.name} is damaged")
+    for frame in (tables.curves, tables.rollouts, tables.updates, tables.runs):
+        assert set(frame["seed"]) == {1}
+
+
+def test_undamaged_records_pass(write_run, tmp_path, capsys):
+    write_run(seed=1)
+    assert main(["quality", str(tmp_path), "--strict"]) == 0
+    assert "damaged" not in capsys.readouterr().out
+
+
+def test_other_files_of_another_size_fail_a_strict_check(write_run, tmp_path, capsys):
+    run = write_run(seed=1)
+    (run / "actions" / "rollouts.bin").write_bytes(b"x")
+    assert main(["quality", str(tmp_path)]) == 0
+    assert "actions/rollouts.bin is damaged: 1 bytes, 0 when the run ended" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main(["quality", str(tmp_path), "--strict"]) == 2

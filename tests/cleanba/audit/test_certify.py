@@ -1,0 +1,152 @@
+"""A certificate is given if all layouts give the same bits, and only then."""
+
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cleanba.audit import certify, matrix
+from cleanba.record import checkpoints
+from cleanba.run.command_line import BadInput, parse
+from tests.cleanba.conftest import ROOT
+
+# A trainer whose action keys depend on the number of actor threads.
+PLANTED = """
+from cleanba import cleanba_impala, training
+from cleanba.run.command_line import run_command_line
+
+def main(args):
+    key = training.stream_key
+    def planted(seed, stream, group=0):
+        if stream == training.ACTION_STREAM:
+            group += 100 * (args.hardware.num_actor_threads - 1)
+        return key(seed, stream, group)
+    training.stream_key = planted
+    cleanba_impala.main(args)
+
+run_command_line(cleanba_impala.Args, main, "")
+"""
+
+
+def arguments(out, *args):
+    return [
+        "--algo", "impala", "--architecture", "cleanba", "--env-id", "CartPole-v1", "--updates", "4",
+        "--out", str(out), "--name", "x", *args,
+    ]  # fmt: skip
+
+
+def run(out, *args):
+    return subprocess.run(
+        [sys.executable, "-m", "cleanba.audit.certify", *arguments(out, *args)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("compiled_anew")
+def test_layouts_that_give_the_same_bits_are_certified(tmp_path):
+    layouts = ["a0-l0,1,2,3-d1-t4", "a0-l0-d2-t1", "a0-l0-d1-t1-c1", "a0-l0-d1-t1-pool2"]
+    done = run(tmp_path, "--layouts", *layouts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every layout gave the same bits" in done.stdout
+    certificate = json.loads((tmp_path / "x.json").read_text())
+    (part,) = certificate["configurations"]
+    rows = {row["layout"]: row for row in part["layouts"]}
+    assert list(rows) == ["a0-l0-d1-t1", *(x.name for x in matrix.FULL if x.name in layouts)]
+    assert {row["updates"] for row in rows.values()} == {4}
+    same = {name: row["fingerprint"] for name, row in rows.items() if "pool" not in name}
+    assert len(set(same.values())) == 1
+    assert rows["a0-l0-d1-t1-pool2"]["same"] is None
+    assert "another configuration" in rows["a0-l0-d1-t1-pool2"]["verdict"]
+    assert part["hyperparameters"]["xla_cpu_pool_size"] == 8
+    page = (tmp_path / "x.md").read_text()
+    assert "4 of 4 runs gave the bits of their reference" in page
+    assert "CPU pool of 8" in page
+    assert str(tmp_path) not in page + json.dumps(certificate)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("compiled_anew")
+def test_a_collective_mean_over_devices_is_not_certified(tmp_path):
+    done = run(tmp_path, "--reduction", "psum", "--layouts", "a0-l1,2-d1-t2", "a0-l1-d1-t1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "x.json").read_text())["configurations"][0]["layouts"]
+    verdicts = {row["layout"]: row["verdict"] for row in rows}
+    assert verdicts["a0-l1-d1-t1"] == "same bits"  # one device is one device
+    assert "different from update 1 on: ['params']" in verdicts["a0-l1,2-d1-t2"]
+    # other bits, but the same mean: a gradient of half of the data would be off by far more
+    difference = re.search(r"by up to (\S+) where", verdicts["a0-l1,2-d1-t2"])
+    assert 0 < float(difference[1]) < 1e-6
+
+
+@pytest.mark.soak
+def test_a_planted_seed_that_depends_on_the_layout_is_caught(tmp_path):
+    (tmp_path / "cleanba_impala.py").write_text(PLANTED)
+    done = run(tmp_path, "--trainers", str(tmp_path), "--layouts", "a0-l0-d1-t2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "different from update 1 on" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_no_certificate(tmp_path):
+    (tmp_path / "cleanba_impala.py").write_text("raise SystemExit('planted')")
+    done = run(tmp_path, "--trainers", str(tmp_path), "--layouts", "a0-l0-d1-t2")
+    assert done.returncode == 1
+    assert "failed: exit code 1: planted" in done.stdout
+
+
+def test_a_damaged_checkpoint_leaves_a_difference_unlocated_and_ends_no_certificate(
+    tmp_path, monkeypatch
+):
+    checkpoints.save(
+        tmp_path, {"params": np.ones(2)}, update=3, wall_time=1.0, sizes={}, digests=[], pinned={}, keep=0
+    )  # fmt: skip
+    (arrays,) = tmp_path.glob("checkpoints/*/arrays.npz")
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    trials = [certify.Trial(setting, 1.0, SimpleNamespace(path=tmp_path), None) for setting in "ab"]
+    monkeypatch.setattr(certify, "run_trials", lambda *_: trials)
+    program = certify.Program(tmp_path / "trainer.py", {})
+    verdict = certify.locate(program, ("a", "b"), 3, tmp_path, 1)
+    assert verdict.startswith("parameters differ from update 3 on; not located: ")
+    assert "arrays.npz has changed" in verdict
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--env-id", "CartPol-v1"), "CartPole-v1"),
+        (("--updates", "0"), "--updates"),
+        (("--num-envs", "6"), "multiple of 8"),
+        (("--layouts", "a9"), "choose from a0-l0-d1-t1"),
+        (("--trainers", "nowhere"), "no cleanba_impala.py there"),
+        (("--quick", "--architecture", "sync"), "usual architecture"),
+        (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_trained(tmp_path, monkeypatch, args, message):
+    monkeypatch.setattr(certify, "certify", lambda *x: pytest.fail("trained"))
+    words = arguments(tmp_path / "out", *args)
+    with pytest.raises(BadInput, match=message) as caught:
+        certify.main(parse(certify.Args, words, ""))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_full_matrix_is_what_the_documentation_promises():
+    settings = [x for x in matrix.FULL if not x.xla_cpu_pool_size]
+    layouts = [x.layout for x in settings]
+    one_process = [x for x in layouts if x.processes == 1]
+    assert {x.threads for x in one_process} == {1, 2, 3, 4}
+    assert {len(x.learners) for x in one_process} == {1, 2, 3, 4}
+    assert {bool({*x.actors} & {*x.learners}) for x in layouts} == {True, False}
+    assert {len(x.learners) for x in layouts if x.processes == 2} == {1, 2}
+    assert {x.cores for x in settings} == {None, 1}
+    assert {x.envpool_threads for x in settings} == {None, 1, 2}
+    assert len({x.name for x in matrix.FULL}) == len(matrix.FULL)
+    assert {x.name for x in matrix.QUICK} >= {matrix.FULL[0].name}
