@@ -25,6 +25,7 @@ from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, parse
 from experiments import attempts, cluster, display, pool, state, systems
 from experiments.cluster import Cluster
+from experiments.flag_check import check_flags
 from experiments.state import State, Status
 from experiments.study import (
     PlannedRun,
@@ -75,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
         return _bad_input(str(error))
     except OSError as error:
         return _bad_input(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except KeyboardInterrupt:  # before the first run; later ones are stopped in order
+        return 130
 
 
 def launch(options: Options) -> int:
@@ -87,6 +90,7 @@ def launch(options: Options) -> int:
     path = find_study(options.study)
     study = load_study(path, options.preset)
     check_systems(study.runs)
+    check_flags(study.runs)
     where = find_cluster(options)
     runs_dir = Path(options.runs_dir)
     directory = runs_dir / study.name

@@ -83,8 +83,12 @@ def check_declarations(args_class: type) -> None:
             )
 
 
-def check_ranges(args: Any) -> None:
+def check_ranges(args: Any, prefix: str = "") -> None:
     """Check the range that is declared for each number of a command line, nested ones included.
+
+    Args:
+      args: the parsed command line.
+      prefix: of its flags, such as `hts.` of `--hts.delays`.
 
     Raises:
       BadInput: for the first value out of range.
@@ -92,14 +96,15 @@ def check_ranges(args: Any) -> None:
     hints = get_type_hints(type(args), include_extras=True)
     for field in fields(args):
         value = getattr(args, field.name)
+        hint = hints[field.name]
         if is_dataclass(value):
-            check_ranges(value)
+            check_ranges(value, prefix if _is_nested(hint) else f"{prefix}{field.name}.")
             continue
-        for number, meta in _bounded(value, hints[field.name]):
+        for number, meta in _bounded(value, hint):
             if not _in_range(number, meta):
                 too_large = meta.le == LARGEST and number > LARGEST
                 allowed = "at most 10^15" if too_large else meta.description
-                raise BadInput(f"{flag(field.name)} {number}: must be {allowed}")
+                raise BadInput(f"{flag(prefix + field.name)} {number}: must be {allowed}")
 
 
 def _bounded(value: Any, hint: Any) -> Iterator[tuple[float, Meta]]:
@@ -137,6 +142,10 @@ def _in_range(number: float, meta: Meta) -> bool:
 
 def _annotations(hint: Any) -> tuple[Any, ...]:
     return getattr(hint, "__metadata__", ())
+
+
+def _is_nested(hint: Any) -> bool:
+    return bool(_annotations(hint)) and _annotations(hint) == _annotations(Nested[Any])
 
 
 def _plain(hint: Any) -> Any:

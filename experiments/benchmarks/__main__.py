@@ -57,7 +57,7 @@ def choose(benchmarks: dict[str, Benchmark], names: Sequence[str]) -> dict[str, 
       names: of benchmarks, or patterns of benchmark/case; all if empty.
 
     Raises:
-      BadInput: if a name matches nothing, or the sizes of a chosen benchmark are impossible.
+      BadInput: if a name matches nothing.
     """
     cases = {name: benchmark.cases() for name, benchmark in benchmarks.items()}
     known = [(name, case) for name, those in cases.items() for case in those]

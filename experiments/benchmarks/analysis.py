@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanba.record import Episode, RunInfo, RunWriter, run_name
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Count
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
 
@@ -166,11 +166,11 @@ def _write_runs(folder: Path, runs: int, episodes: int) -> None:
 class Bootstrap:
     """Bootstrap intervals against rliable's."""
 
-    games: int = 57
+    games: Count = 57
     """Environments."""
-    seeds: int = 3
+    seeds: Count = 3
     """Runs of each of 4 systems on each environment."""
-    repetitions: int = 50_000
+    repetitions: Count = 50_000
     """Repetitions of the bootstrap."""
 
     columns = (
@@ -196,11 +196,11 @@ class Bootstrap:
 class Curves:
     """Bands of learning curves."""
 
-    games: int = 57
+    games: Count = 57
     """Environments."""
-    seeds: int = 3
+    seeds: Count = 3
     """Runs of each of 4 systems on each environment."""
-    repetitions: int = 50_000
+    repetitions: Count = 50_000
     """Repetitions of the bootstrap."""
 
     columns = (
@@ -224,9 +224,9 @@ class Curves:
 class Reading:
     """Reading and summarising run records."""
 
-    runs: int = 200
+    runs: Count = 200
     """Runs."""
-    episodes: int = 100_000
+    episodes: Count = 100_000
     """Episodes of each run."""
 
     columns = (
@@ -246,6 +246,4 @@ class Reading:
 
 
 def _case(name: str, function: Callable[..., Values], *sizes: int) -> Case:
-    if min(sizes) < 1:
-        raise BadInput(f"--{name}: sizes must be 1 or more")
     return Case(name, partial(speed.in_fresh_process, function, *sizes))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Positive
 from cleanba.run.flags import flags
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
@@ -132,7 +132,7 @@ def measure(workload: Workload, seconds: float) -> Values:
 class Baselines:
     """The torch baselines against the ceilings of the machine."""
 
-    seconds: float = 3.0
+    seconds: Positive = 3.0
     """Seconds that each part is timed for."""
 
     columns = (
@@ -150,6 +150,4 @@ class Baselines:
 
     def cases(self) -> list[Case]:
         """Return a case for each workload."""
-        if self.seconds <= 0:
-            raise BadInput("--baselines.seconds must be positive")
         return [Case(x.name, partial(measure, x, self.seconds)) for x in WORKLOADS]

@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 
 class Benchmark(Protocol):
-    """A benchmark: a dataclass whose fields are its sizes."""
+    """A benchmark: a dataclass whose fields are its sizes, with their ranges."""
 
     columns: tuple[Column, ...]
 
@@ -37,11 +37,7 @@ class Benchmark(Protocol):
         """Return the line above the table: what is measured, at which sizes."""
 
     def cases(self) -> list[Case]:
-        """Return the cases, none measured yet.
-
-        Raises:
-          BadInput: if the sizes are impossible.
-        """
+        """Return the cases, none measured yet."""
 
 
 class Result(Struct, frozen=True, kw_only=True):

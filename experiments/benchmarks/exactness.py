@@ -16,7 +16,7 @@ import numpy as np
 
 from cleanba.record import find_runs, read_run
 from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Count
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
 from experiments.benchmarks.trainers import Workload, trainer_speed
@@ -145,7 +145,7 @@ def measure_actions(workload: Workload, repetitions: int) -> Values:
 class Actions:
     """The cost of recording actions, and the speed of replaying them."""
 
-    repetitions: int = 3
+    repetitions: Count = 3
     """Runs of EnvPool alone and of a replay, in turns."""
 
     columns = (
@@ -162,6 +162,4 @@ class Actions:
 
     def cases(self) -> list[Case]:
         """Return a case for each workload."""
-        if self.repetitions < 1:
-            raise BadInput("--actions.repetitions must be 1 or more")
         return [Case(x.name, partial(measure_actions, x, self.repetitions)) for x in WORKLOADS]

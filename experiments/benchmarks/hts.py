@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.queueing import expected_run_time
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Count, Positive
 from cleanba.run.flags import flags
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
@@ -124,11 +124,11 @@ def measure(
 class Hts:
     """HTS-RL against its synchronous baseline, measured and predicted."""
 
-    delays: tuple[float, ...] = (0.005, 0.01, 0.02)
+    delays: tuple[Positive, ...] = (0.005, 0.01, 0.02)
     """Mean step times in seconds; the standard deviations of the exponential distribution, too."""
-    updates: int = 8
+    updates: Count = 8
     """Updates that each run is timed for, after the first 3."""
-    num_actors: int = 2
+    num_actors: Count = 2
     """Actor processes of HTS-RL."""
 
     columns = (
@@ -151,8 +151,6 @@ class Hts:
 
     def cases(self) -> list[Case]:
         """Return a case for each mean step time; all share one run without delays."""
-        if min(self.updates, self.num_actors) < 1 or min(self.delays, default=0) <= 0:
-            raise BadInput("--hts.updates, --hts.num-actors and --hts.delays must be positive")
         sizes = (self.updates, self.num_actors)
         without_delay = cache(partial(measure_run, "synchronous", 0.0, *sizes))
         return [Case(f"{d:g}s", partial(measure, d, *sizes, without_delay)) for d in self.delays]

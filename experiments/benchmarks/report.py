@@ -13,11 +13,13 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from cleanba.record import Episode, Rollout, RunInfo, RunWriter, Update, run_name
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Count
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
 from experiments.games import ATARI_57
@@ -114,21 +116,25 @@ def measure(sizes: "Report") -> Values:
     }
 
 
+Games = Annotated[int, Meta(ge=1, le=len(ATARI_57), description=f"from 1 to {len(ATARI_57)}")]
+Systems = Annotated[int, Meta(ge=1, le=len(SYSTEMS), description=f"from 1 to {len(SYSTEMS)}")]
+
+
 @dataclass(frozen=True)
 class Report:
     """Building the report of a large study."""
 
-    games: int = len(ATARI_57)
+    games: Games = 57
     """Games, at most 57."""
-    systems: int = len(SYSTEMS)
+    systems: Systems = 4
     """Systems, at most 4."""
-    seeds: int = 3
+    seeds: Count = 3
     """Runs of each system on each game."""
-    updates: int = 1_000
+    updates: Count = 1_000
     """Updates of a run."""
-    rollouts: int = 2_000
+    rollouts: Count = 2_000
     """Rollouts of a run."""
-    episodes: int = 4_000
+    episodes: Count = 4_000
     """Episodes of a run."""
 
     columns = (
@@ -148,10 +154,4 @@ class Report:
 
     def cases(self) -> list[Case]:
         """Return the one case."""
-        for name, most in (("games", len(ATARI_57)), ("systems", len(SYSTEMS))):
-            if not 1 <= getattr(self, name) <= most:
-                raise BadInput(f"--report.{name} must be from 1 to {most}")
-        for name in ("seeds", "updates", "rollouts", "episodes"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"--report.{name} must be at least 1")
         return [Case("report", partial(speed.in_fresh_process, measure, self))]

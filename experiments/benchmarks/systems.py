@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Count
 from cleanba.run.flags import flags
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
@@ -95,7 +95,7 @@ def measure(workload: Workload, steps: int, first: dict[str, float]) -> Values:
 class Systems:
     """Most systems side by side, on Pong."""
 
-    steps: int = 10_000
+    steps: Count = 10_000
     """Agent steps of each run."""
 
     columns = (
@@ -110,7 +110,5 @@ class Systems:
 
     def cases(self) -> list[Case]:
         """Return a case for each system."""
-        if self.steps < 1:
-            raise BadInput("--systems.steps must be 1 or more")
         first: dict[str, float] = {}
         return [Case(x.name, partial(measure, x, self.steps, first)) for x in WORKLOADS]

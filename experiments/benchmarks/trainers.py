@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cleanba.run.command_line import BadInput
+from cleanba.run.arguments import Count, Positive
 from cleanba.run.flags import flags
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
@@ -190,10 +190,10 @@ def measure(workload: Workload, pool_size: int, seconds: float) -> Values:
 class Trainers:
     """The Cleanba trainers against the ceilings of the machine."""
 
-    pool_sizes: tuple[int, ...] = (8, 2)
+    pool_sizes: tuple[Count, ...] = (8, 2)
     """Sizes of XLA's CPU thread pool, a hyperparameter: the default, and a faster one on a machine of 2
     cores."""
-    seconds: float = 3.0
+    seconds: Positive = 3.0
     """Seconds that each part is timed for."""
 
     columns = (
@@ -214,8 +214,6 @@ class Trainers:
 
     def cases(self) -> list[Case]:
         """Return a case for each workload and pool size."""
-        if min(self.pool_sizes, default=0) < 1 or self.seconds <= 0:
-            raise BadInput("--trainers.pool-sizes and --trainers.seconds must be positive")
         return [
             Case(f"{workload.name}-pool{size}", partial(measure, workload, size, self.seconds))
             for workload, size in itertools.product(WORKLOADS, self.pool_sizes)

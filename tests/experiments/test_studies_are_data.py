@@ -12,7 +12,8 @@ from cleanba.exact import placement
 from cleanba.preparation import checkpoint_interval
 from cleanba.run.command_line import parse
 from cleanba.run.options import CheckpointOptions
-from experiments import pool, systems
+from experiments import launch, pool, systems
+from experiments.flag_check import check_flags
 from experiments.study import StudyError, check_systems, find_study, load_study, study_names
 
 STUDY = """
@@ -367,6 +368,46 @@ def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
         check_systems(study.runs)
         assert study.runs
         assert study.minutes is not None, "how long do two cores take?"
+
+
+@pytest.mark.slow
+def test_every_baseline_s_run_of_every_preset_is_one_that_its_program_takes():
+    """As the launcher finds out before the first run; the trainers' runs are checked further below."""
+    runs = [
+        run
+        for name in study_names()
+        for preset in tomllib.loads(find_study(name).read_text()).get("presets", {"cpu": {}})
+        for run in load_study(find_study(name), preset).runs
+        if not run.system.startswith("cleanba")
+    ]
+    assert {run.program.script for run in runs} == {
+        systems.SYSTEMS[name].script for name in systems.SYSTEMS if not name.startswith("cleanba")
+    }
+    check_flags(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("system", "old", "new", "message"),
+    [
+        ("cleanba_ppo", "num_envs = 8", "num_envs = '8x'", "invalid literal"),
+        ("cleanba_impala", "num_envs = 8", "num_envz = 8", "--num-envz"),
+        ("monobeast", "num_envs = 8", "learning_rate = -1.0", "--learning-rate"),
+        ("moolib", "num_envs = 8", "discounting = nan", "--discounting"),
+        ("hts_rl_ppo", "num_envs = 8", "learning_rate = inf", "--learning-rate"),
+    ],
+)
+def test_a_study_whose_flags_a_program_refuses_starts_nothing(
+    tmp_path, capsys, system, old, new, message
+):
+    path = tmp_path / "mine.toml"
+    text = STUDY.replace('["cleanba_ppo-sync", "cleanba_impala"]', f'["{system}"]')
+    path.write_text(text.replace(old, new).replace("anneal_lr = false", ""))
+    assert launch.main([str(path), "--runs-dir", str(tmp_path / "runs")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {system}__one__CartPole-v1__s1: ")
+    assert message in line
+    assert not (tmp_path / "runs").exists()
 
 
 described = functools.cache(preparation.describe_env)  # it makes the environment
