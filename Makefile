@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # A variable as one word of the shell, whatever is in it; and each of its words as one.
 quoted = '$(subst ','\'',$(1))'
-words = $(foreach word,$(1),$(call quoted,$(word)))
+each_quoted = $(foreach word,$(1),$(call quoted,$(word)))
 need = $(if $($(1)),,$(error $(1) is missing: make $@ $(1)=$(2)))
 # make study ... RETRY=1 runs failed runs again: from their last checkpoint, or after deleting their records
 LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
@@ -81,7 +81,7 @@ lag: .venv/installed ## print the policy lag of a run: RUN=runs/quickstart/...
 	$(call need,RUN,runs/quickstart/...)$(BIN)/python -m analysis lag $(call quoted,$(RUN))
 
 certify: .venv/installed ## certify that layouts are bit-identical; writes site/certificates/ [ARGS=--quick]
-	$(BIN)/python -m cleanba.audit.certify $(call words,$(ARGS))
+	$(BIN)/python -m cleanba.audit.certify $(call each_quoted,$(ARGS))
 
 replay: .venv/installed ## verify a run's episodes by re-simulating its actions: RUN=runs/quickstart/...
 	$(call need,RUN,runs/quickstart/...)$(BIN)/python -m cleanba.audit.replay $(call quoted,$(RUN))
@@ -104,4 +104,4 @@ format: .venv/installed ## format the source
 	$(BIN)/ruff check --fix .
 
 bench: .venv/installed ## measure speed of trainers, baselines, analysis and reports [ARGS="trainers systems"]
-	$(BIN)/python -m experiments.benchmarks $(call words,$(ARGS)) --json $(call quoted,$(RUNS)/benchmarks.json)
+	$(BIN)/python -m experiments.benchmarks $(call each_quoted,$(ARGS)) --json $(call quoted,$(RUNS)/benchmarks.json)

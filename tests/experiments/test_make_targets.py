@@ -96,6 +96,13 @@ def test_figures_and_tables_are_targets_that_pass_on_what_is_asked():
         assert " ".join(words).endswith("--source published")
 
 
+@pytest.mark.parametrize("target", ["certify", "bench"])
+def test_args_are_passed_on_word_by_word(target):
+    (line,) = commands(target, "ARGS=--quick one$$(touch x) it's")
+    assert line[3:6] == ["--quick", "one$(touch", "x)"]
+    assert line[6] == "it's"
+
+
 def test_help_lists_every_target_that_has_a_line():
     text = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in re.findall(r"^([a-z0-9_-]+) ?:.*## ", MAKEFILE, re.MULTILINE):
