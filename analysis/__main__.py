@@ -11,12 +11,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import pandas as pd
 
-from analysis import bootstrap, curves, importers, lag, output, quality, reproducibility, summary
+from analysis import (
+    bootstrap,
+    curves,
+    fingerprints,
+    importers,
+    lag,
+    output,
+    quality,
+    reproducibility,
+    selection,
+    summary,
+    variation,
+)
 from analysis.importers import SOURCES
 from analysis.references import NORMALIZATIONS
 from analysis.scores import Rule, final_scores, hts_metrics
-from analysis.tables import InputError, Tables
+from analysis.tables import InputError, Tables, quality_frame
 
 MOST_ACTORS = 40
 
@@ -78,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     shared.add_argument("--strict", action="store_true", help="fail if the data have any problem")
     shared.add_argument("--normalization", choices=NORMALIZATIONS, default="human")
+    shared.add_argument(
+        "--include-incomplete",
+        action="store_true",
+        help="keep runs in scores, curves and verdicts that did not complete",
+    )
 
     aggregate = commands.add_parser("aggregate", parents=[shared], help="scores with intervals")
     aggregate.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per score")
@@ -128,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
 def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     rule = Rule(args.episodes, args.at_step, args.at_time, args.best)
     scores = final_scores(tables, rule, args.normalization)
+    shared = selection.shared_environments(scores)
+    lacks_a_reference = scores["normalized"].isna()
+    scores = scores[scores["env_id"].isin(shared.environments) | lacks_a_reference]
     draws = {"level": args.level, "seed": args.seed}
     results: dict[str, Any] = {
         "aggregate": summary.aggregate(scores, args.repetitions, method=args.method, **draws)
@@ -137,13 +158,28 @@ def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
         results["aggregate"] = summary.aggregate_frame(results["aggregate"])
         results["notes"] = [note for note in notes if note["note"]]
     results["probability_of_improvement"] = summary.improvements(scores, **draws)
-    results["run_times"] = summary.run_times(tables)
+    results["run_times"] = summary.run_times(_on(tables, shared.environments))
     if args.profiles:
         taus = np.round(np.linspace(0, 8, 81), 2)
         results["profiles"] = summary.profiles(scores, taus, **draws)
     if args.targets:
         results["hts_metrics"] = hts_metrics(tables, args.targets, args.at_time, args.episodes)
-    return results
+    return _with_shared(results, shared, args.format)
+
+
+def _on(tables: Tables, environments: Sequence[str]) -> Tables:
+    """Return the tables of runs on some environments; of all, if there are none."""
+    if not environments:
+        return tables
+    others = tables.runs["run"][~tables.runs["env_id"].isin(environments)]
+    return selection.without_runs(tables, others)
+
+
+def _with_shared(results: dict[str, Any], shared: selection.Shared, form: str) -> dict[str, Any]:
+    """Return results with the environments that their rows are over, above the first table."""
+    if form == "table":
+        return {"environments": shared.sentence()} | results
+    return results | {"environments": shared._asdict()}
 
 
 def _curves(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
@@ -155,12 +191,14 @@ def _curves(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
         "level": args.level,
         "seed": args.seed,
     }
-    return {
-        "curves": curves.curve_table(tables, **options),
-        "aggregate_curves": curves.aggregate_curve_table(
-            tables, normalization=args.normalization, **options
-        ),
-    }
+    results = {"curves": curves.curve_table(tables, **options)}
+    if results["curves"].empty:
+        raise InputError(f"{args.paths[0]}: no learning curves, only scores")
+    shared = selection.shared_environments(final_scores(tables, normalization=args.normalization))
+    results["aggregate_curves"] = curves.aggregate_curve_table(
+        _on(tables, shared.environments), normalization=args.normalization, **options
+    )
+    return _with_shared(results, shared, args.format)
 
 
 def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
@@ -187,15 +225,27 @@ def _reproducibility(tables: Tables, args: argparse.Namespace) -> dict[str, Any]
         found = reproducibility.system_verdicts(tables, *options, seed=args.seed)
         if not found:
             raise InputError(f"{args.paths[0]}: no hardware setting has two or more systems")
-        return {"reproducibility": found}
+        return _with_environments(found)
     found = reproducibility.verdicts(tables, *options, seed=args.seed)
     if not found:
         raise InputError(f"{args.paths[0]}: no system has two or more hardware settings")
     return {
-        "reproducibility": found,
-        "fingerprints": reproducibility.fingerprint_table(tables),
-        "variation": reproducibility.variation(final_scores(tables)),
+        **_with_environments(found),
+        "fingerprints": fingerprints.pairs(tables),
+        "variation": variation.variation(final_scores(tables), seed=args.seed),
     }
+
+
+def _with_environments(entries: Sequence[dict]) -> dict[str, Any]:
+    """Return verdicts, and the rows by environment that they rest on as a table of their own."""
+    names = ("system", "system_a", "system_b", "setting", "setting_a", "setting_b")
+    rows = [
+        {name: entry[name] for name in names if name in entry} | row
+        for entry in entries
+        for row in entry["by_environment"]
+    ]
+    verdicts = [{k: v for k, v in entry.items() if k != "by_environment"} for entry in entries]
+    return {"reproducibility": verdicts, "by_environment": rows}
 
 
 _COMMANDS = {
@@ -207,12 +257,31 @@ _COMMANDS = {
 }
 
 
+_OF_COMPLETED = ("aggregate", "curves", "reproducibility")
+
+
+def _completed(tables: Tables, problems: pd.DataFrame, path: str) -> tuple[Tables, pd.DataFrame]:
+    """Return the tables without runs that did not complete, and the problems with a line for each."""
+    runs = selection.incomplete(tables)
+    if runs and len(runs) == len(tables.runs) and tables.scores.empty:
+        raise InputError(
+            f"{path}: no run is completed (--include-incomplete uses them all the same)"
+        )
+    what = "left out: the run is not completed (--include-incomplete)"
+    added = quality_frame(
+        [*problems.itertuples(index=False, name=None), *((run, what) for run in runs)]
+    )
+    return selection.without_runs(tables, runs), added
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
     try:
         tables = importers.read(args.paths, args.source)
         problems = quality.check(tables, args.normalization)
+        if args.command in _OF_COMPLETED and not args.include_incomplete:
+            tables, problems = _completed(tables, problems, args.paths[0])
         if args.strict:
             quality.refuse(problems)
         results = _COMMANDS[args.command](tables, args)

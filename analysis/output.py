@@ -73,6 +73,8 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
     if isinstance(value, (float, np.floating)):
         if math.isinf(value):
             return str(value)

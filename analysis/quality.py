@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from analysis import fingerprints
 from analysis.references import reference
 from analysis.tables import InputError, Tables, quality_frame
 
@@ -16,11 +17,18 @@ def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
     """Return the data-quality table: run (or system and setting), problem.
 
     Besides the importers' problems (runs not completed, damage, NaN) it has duplicate runs, missing
-    environments and seeds, runs of unequal length, and environments without a reference.
+    environments and seeds, runs of unequal length, environments without a reference, and runs with the
+    same fingerprints and other episodes.
     """
     found = list(tables.quality.itertuples(index=False, name=None))
     runs = _runs(tables)
-    for problems in (_doubled(runs), _missing(runs), _unequal(runs), _unknown(runs, normalization)):
+    for problems in (
+        _doubled(runs),
+        _missing(runs),
+        _unequal(runs),
+        _unknown(runs, normalization),
+        _contradictory(tables),
+    ):
         found += problems
     return quality_frame(found)
 
@@ -83,3 +91,11 @@ def _unknown(runs: pd.DataFrame, normalization: str) -> Iterator[tuple[str, str]
                 f"unknown environment: {env_id} has no {normalization} reference, and is left out"
             )
             yield env_id, f"{what} of normalised scores"
+
+
+def _contradictory(tables: Tables) -> Iterator[tuple[str, str]]:
+    if not len(tables.updates):
+        return
+    for row in fingerprints.pairs(tables).itertuples():
+        if row.identical and row.to_the_end and not row.same_episodes:
+            yield row.run_b, f"same fingerprints as {row.run_a} to the end, but other episodes"

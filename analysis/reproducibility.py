@@ -1,367 +1,42 @@
 """Whether a system gives the same result under another hardware setting: a verdict with evidence.
 
-*identical*: all fingerprints agree. *equivalent*: the difference lies within a margin, by two
-one-sided tests on the interquartile mean of the scores and on the area under the curve.
-*different*: permuting the settings among the runs of each environment rarely gives a difference this
-large. *undecided*: none of these; the verdict then estimates how many more seeds would decide.
+- *identical*: one setting has a partner for each run of the other, with the same fingerprints and episodes.
+- *equivalent*: the levels differ by less than a margin in every environment.
+- *different*: the levels differ in some environment.
+- *undecided*: none of these.
+
+The tests are those of `analysis.comparison`, corrected for the number of comparisons in a table.
+docs/statistics.md has the definitions, and simulations of how often a verdict is wrong.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student_t
 
-from analysis import aggregates, bootstrap
+from analysis import aggregates, bootstrap, comparison, fingerprints
+from analysis.comparison import ALPHA, FEWEST_RUNS, MARGIN, PERMUTATIONS, Comparison, Environment
 from analysis.curves import Curves, area_under_curve, normalized, run_curves
 from analysis.references import reference
-from analysis.tables import Tables, split_runs
+from analysis.tables import Tables
 
-ALPHA = 0.05
-POWER = 0.8
-MARGIN = 0.1  # of the first setting's value
-PERMUTATIONS = 2000
-
-
-class FingerprintComparison(NamedTuple):
-    """Two runs by their fingerprints.
-
-    Attributes:
-      identical: whether all fingerprints of versions that both runs recorded agree; None if there
-        is no such version.
-      compared: number of versions that both recorded.
-      last_same: the last version up to which all agree; None if the first differs already.
-      first_difference: the first version at which they differ; None if none does.
-    """
-
-    identical: bool | None
-    compared: int
-    last_same: int | None
-    first_difference: int | None
+OUTCOMES = ("final", "area")
+FLOOR = 0.1  # of the normalised score: the margin does not shrink below a share of this
+POINTS = 50  # of a curve
 
 
-def compare_fingerprints(a: dict[int, str], b: dict[int, str]) -> FingerprintComparison:
-    """Compare two runs version by version.
-
-    Args:
-      a: version -> fingerprint of the parameters after the update that made it.
-      b: the same of the other run.
-    """
-    both = sorted(a.keys() & b.keys())
-    if not both:
-        return FingerprintComparison(None, 0, None, None)
-    different = [version for version in both if a[version] != b[version]]
-    if not different:
-        return FingerprintComparison(True, len(both), both[-1], None)
-    same = [version for version in both if version < different[0]]
-    return FingerprintComparison(False, len(both), same[-1] if same else None, different[0])
-
-
-def run_fingerprints(updates: pd.DataFrame) -> dict[tuple, dict[int, str]]:
-    """Return, per run (its keys), version -> fingerprint, of updates that have one."""
-    printed = [isinstance(value, str) for value in updates["fingerprint"]]
-    present = updates[np.array(printed, dtype=bool) & updates["version"].notna().to_numpy()]
-    return {
-        key: dict(zip(group["version"].astype(int), group["fingerprint"], strict=True))
-        for key, group in split_runs(present)
-    }
-
-
-def fingerprint_table(tables: Tables) -> pd.DataFrame:
-    """Compare every two runs of one system, environment and seed.
-
-    Pairs of runs with different values of a hyperparameter are excluded: they are not meant to agree.
-
-    Returns:
-      system, env_id, seed, setting_a, setting_b, run_a, run_b, identical, compared, last_same,
-      first_difference; a run without fingerprints appears in no row.
-    """
-    prints = run_fingerprints(tables.updates)
-    hyperparameters = {}
-    if "hyperparameters" in tables.runs:  # not every source has them
-        hyperparameters = dict(zip(tables.runs["run"], tables.runs["hyperparameters"], strict=True))
-    groups: dict[tuple, list[tuple]] = {}
-    for key in prints:
-        run, system, setting, env_id, seed = key
-        groups.setdefault((system, env_id, seed), []).append((setting, run, key))
-    rows = []
-    for group, members in sorted(groups.items()):
-        for (set_a, run_a, a), (set_b, run_b, b) in combinations(sorted(members), 2):
-            if _contradict(hyperparameters.get(run_a), hyperparameters.get(run_b)):
-                continue
-            result = compare_fingerprints(prints[a], prints[b])
-            rows.append((*group, set_a, set_b, run_a, run_b, *result))
-    names = ["system", "env_id", "seed", "setting_a", "setting_b", "run_a", "run_b"]
-    return pd.DataFrame(rows, columns=[*names, *FingerprintComparison._fields], dtype=object)
-
-
-def _contradict(a: object, b: object) -> bool:
-    """Whether two records have different values of a hyperparameter that both name."""
-    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
-        return False
-    return any(a[name] != b[name] for name in a.keys() & b.keys())
-
-
-class Difference(NamedTuple):
-    """One outcome under two settings.
+class Side(NamedTuple):
+    """Runs of one side in one environment.
 
     Attributes:
-      first: the outcome under the first setting (IQM over runs and environments).
-      difference: the outcome under the second setting, minus that.
-      low: lower end of the interval that two one-sided tests at `ALPHA` use (90% by default).
-      high: its upper end.
-      p: p-value of the permutation test of this outcome alone.
-      margin: largest difference that counts as equivalent, in the unit of the outcome.
-      more_seeds: estimated number of further runs per environment and setting needed to decide; NaN if one
-        setting has a single run per environment.
+      values: their curves, `[runs, P]`, NaN where a run has no episode.
+      seeds: `[runs]`.
     """
 
-    first: float
-    difference: float
-    low: float
-    high: float
-    p: float
-    margin: float
-    more_seeds: float
-
-
-class Verdict(NamedTuple):
-    """Comparison of one system under two settings.
-
-    Attributes:
-      verdict: identical, equivalent, different or undecided.
-      p: p-value of the permutation test on all outcomes (their largest standardised difference).
-      outcomes: `final` (score at the end) and `area` (mean height of the curve).
-      starts: where along the axis the curves first differ more than chance allows anywhere on
-        them; NaN if nowhere.
-      runs: number of runs of the first and of the second setting.
-      environments: number of environments that both settings have.
-    """
-
-    verdict: str
-    p: float
-    outcomes: dict[str, Difference]
-    starts: float
-    runs: tuple[int, int]
-    environments: int
-
-
-def compare_curves(
-    grid: np.ndarray,
-    first: Sequence[np.ndarray],
-    second: Sequence[np.ndarray],
-    margin: float = MARGIN,
-    alpha: float = ALPHA,
-    permutations: int = PERMUTATIONS,
-    seed: int = 0,
-) -> Verdict:
-    """Compare the curves of one system under two settings.
-
-    Args:
-      grid: `[P]`, steps or seconds; `[environments, P]` where environments have grids of their own.
-      first: per environment, curves under the first setting `[runs, P]`. An environment is compared
-        where all its runs, under both settings, are finite; at least two points.
-      second: the same under the second, environments in the same order.
-      margin: as a share of the first setting's value.
-      alpha: level of both tests.
-      permutations: number of permutations of settings among the runs of each environment (all of them if
-        there are no more), and of bootstrap replicates.
-      seed: seed of both.
-    """
-    grids = np.broadcast_to(grid, (len(first), np.shape(grid)[-1]))
-    stretches = [_stretch(a, b) for a, b in zip(first, second, strict=True)]
-    grids = [x[whole] for x, whole in zip(grids, stretches, strict=True)]
-    first, second = (
-        [curves[:, whole] for curves, whole in zip(side, stretches, strict=True)]
-        for side in (first, second)
-    )
-    outcomes = {
-        "final": tuple([c[:, -1] for c in side] for side in (first, second)),
-        "area": tuple(
-            [area_under_curve(x, c) for x, c in zip(grids, side, strict=True)]
-            for side in (first, second)
-        ),
-    }
-    rng = np.random.default_rng(seed)
-    pooled_sizes = [len(a) + len(b) for a, b in zip(first, second, strict=True)]
-    sizes = [len(a) for a in first]
-    labels = _permute(pooled_sizes, sizes, permutations, rng)
-    nulls, observed = [], []
-    for a, b in outcomes.values():
-        values = _permuted_difference(a, b, labels)
-        observed.append(values[0])
-        nulls.append(values)
-    nulls = np.array(nulls)
-    spread = nulls.std(axis=1, keepdims=True)
-    standard = np.abs(nulls) / np.where(spread > 0, spread, 1.0)
-    # The identity is among the permutations, so p is never 0, and the test is exact.
-    together = standard.max(axis=0)
-    p = float(np.mean(together >= together[0] - 1e-9))
-    details = {}
-    for row, (name, (a, b)) in enumerate(outcomes.items()):
-        alone = float(np.mean(np.abs(nulls[row]) >= abs(nulls[row][0]) - 1e-12))
-        details[name] = _difference(a, b, alone, margin, alpha, permutations, seed)
-    equivalent = all(-d.margin < d.low and d.high < d.margin for d in details.values())
-    verdict = "equivalent" if equivalent else "different" if p < alpha else "undecided"
-    starts = _first_difference(grids, first, second, labels, alpha) if p < alpha else np.nan
-    runs = (sum(map(len, first)), sum(map(len, second)))
-    return Verdict(verdict, p, details, starts, runs, len(first))
-
-
-def _stretch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return where the curves of both sides, `[runs, P]`, are all finite, `[P]`."""
-    return np.isfinite(a).all(axis=0) & np.isfinite(b).all(axis=0)
-
-
-def _permute(
-    pooled: Sequence[int], sizes: Sequence[int], permutations: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Return labels of runs, 1 for the first setting and 0 for the second, `[N, permutations]`.
-
-    The first column has the true labels. If there are no more permutations than asked for, all are used:
-    with a sample, p could be smaller than the smallest possible value.
-    """
-    ways = [math.comb(total, size) for total, size in zip(pooled, sizes, strict=True)]
-    if math.prod(ways) <= permutations:
-        return _all_ways(pooled, sizes)
-    rows = []
-    for total, size in zip(pooled, sizes, strict=True):
-        ranks = rng.random((total, permutations)).argsort(axis=0).argsort(axis=0)
-        label = (ranks < size).astype(np.float64)
-        label[:, 0] = np.arange(total) < size
-        rows.append(label)
-    return np.concatenate(rows)
-
-
-def _all_ways(pooled: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-    """Return all labellings of runs, as `_permute`, `[N, ways]`; the first has the true labels."""
-    labels = []
-    for total, size in zip(pooled, sizes, strict=True):
-        chosen = np.array(list(combinations(range(total), size)))
-        label = np.zeros((total, len(chosen)))
-        label[chosen.T, np.arange(len(chosen))] = 1.0
-        labels.append(label)
-    which = np.indices([label.shape[1] for label in labels]).reshape(len(labels), -1)
-    return np.concatenate([label[:, one] for label, one in zip(labels, which, strict=True)])
-
-
-def _permuted_difference(
-    a: Sequence[np.ndarray], b: Sequence[np.ndarray], labels: np.ndarray
-) -> np.ndarray:
-    """Return the IQM of the runs labelled 0 minus that of those labelled 1, `[permutations]`."""
-    pooled = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
-    total = np.repeat([len(c) for c in pooled], [len(c) for c in pooled])[:, None]
-    of_a = np.repeat([len(c) for c in a], [len(c) for c in pooled])[:, None]
-    first = aggregates.iqm(pooled, labels * total / of_a)
-    return aggregates.iqm(pooled, (1 - labels) * total / (total - of_a)) - first
-
-
-def _difference(
-    a: Sequence[np.ndarray],
-    b: Sequence[np.ndarray],
-    p: float,
-    margin: float,
-    alpha: float,
-    repetitions: int,
-    seed: int,
-) -> Difference:
-    first, second = float(aggregates.iqm(a)), float(aggregates.iqm(b))
-    difference, wide = second - first, margin * abs(first)
-    freedom = sum(len(c) - 1 for c in (*a, *b))
-    if min(map(len, (*a, *b))) < 2:
-        return Difference(first, difference, np.nan, np.nan, p, wide, np.nan)
-    sizes_a, sizes_b = [len(c) for c in a], [len(c) for c in b]
-    drawn = bootstrap.replicates(
-        lambda counts: aggregates.iqm(b, counts), sizes_b, repetitions, seed
-    ) - bootstrap.replicates(
-        lambda counts: aggregates.iqm(a, counts), sizes_a, repetitions, seed + 1
-    )
-    low, high = np.quantile(drawn, [alpha, 1 - alpha]) - difference
-    # A bootstrap of n runs is too narrow by sqrt((n - 1) / n), and ignores that few runs give a poor
-    # estimate of the spread. Widen it for both; Student's t gives the second factor.
-    runs = len(sizes_a + sizes_b)
-    mean_size = (sum(sizes_a) + sum(sizes_b)) / runs
-    normal = NormalDist().inv_cdf(1 - alpha)
-    stretch = np.sqrt(mean_size / (mean_size - 1)) * student_t.ppf(1 - alpha, freedom) / normal
-    error = float(drawn.std() * np.sqrt(mean_size / (mean_size - 1)))
-    return Difference(
-        first,
-        difference,
-        float(difference + stretch * low),
-        float(difference + stretch * high),
-        p,
-        wide,
-        _more_seeds(difference, error, wide, mean_size, alpha),
-    )
-
-
-def _more_seeds(difference: float, error: float, margin: float, runs: float, alpha: float) -> float:
-    """Estimate how many more runs per environment and setting would decide, with power `POWER`.
-
-    The error shrinks with the root of the number of runs. For `equivalent`, (z_alpha + z_power)
-    errors must fit between the difference and the margin; for `different`, (z_alpha/2 + z_power)
-    errors into the difference. The smaller number is returned, assuming that the estimated
-    difference is the true one.
-    """
-    normal = NormalDist()
-    room = margin - abs(difference)
-    needed = []
-    if room > 0:
-        needed.append(
-            runs * ((normal.inv_cdf(1 - alpha) + normal.inv_cdf(POWER)) * error / room) ** 2
-        )
-    if difference:
-        z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
-        needed.append(runs * (z * error / abs(difference)) ** 2)
-    return float(np.ceil(max(min(needed) - runs, 1))) if needed else np.nan
-
-
-def _first_difference(
-    grids: Sequence[np.ndarray],
-    first: Sequence[np.ndarray],
-    second: Sequence[np.ndarray],
-    labels: np.ndarray,
-    alpha: float,
-) -> float:
-    """Return where the mean curves first differ by more than chance allows anywhere (max-T).
-
-    The mean differences of all environments are summed; outside its own range of the axis an
-    environment does not contribute.
-    """
-    axis = np.unique(np.concatenate(grids))
-    most = 2 * max(map(len, grids))  # the union of many grids would take minutes
-    if len(axis) > most:
-        axis = axis[np.linspace(0, len(axis) - 1, most).round().astype(int)]
-    difference = np.zeros((len(axis), labels.shape[1]))
-    row = 0
-    for grid, a, b in zip(grids, first, second, strict=True):
-        both = np.concatenate([a, b])
-        label = labels[row : row + len(both)]
-        row += len(both)
-        here = (axis >= grid[0]) & (axis <= grid[-1])
-        latest = np.searchsorted(grid, axis[here], side="right") - 1
-        difference[here] += both[:, latest].T @ ((1 - label) / len(b) - label / len(a))
-    spread = difference.std(axis=1, keepdims=True)
-    standard = np.abs(difference) / np.where(spread > 0, spread, np.inf)
-    limit = np.quantile(standard.max(axis=0), 1 - alpha)
-    beyond = np.flatnonzero(standard[:, 0] > limit)
-    return float(axis[beyond[0]]) if len(beyond) else np.nan
-
-
-def setting_curves(
-    curves: Mapping[str, Curves], system: str, setting: str
-) -> dict[str, np.ndarray]:
-    """Return environment -> curves `[runs, P]` of one system and setting, NaN included."""
-    found = {}
-    for env, (_, _, values, runs) in curves.items():
-        rows = ((runs["system"] == system) & (runs["setting"] == setting)).to_numpy()
-        if rows.any():
-            found[env] = values[rows]
-    return found
+    values: np.ndarray
+    seeds: np.ndarray
 
 
 def verdicts(
@@ -369,31 +44,47 @@ def verdicts(
     axis: str = "step",
     margin: float = MARGIN,
     alpha: float = ALPHA,
-    points: int = 50,
+    points: int = POINTS,
     seed: int = 0,
+    permutations: int = PERMUTATIONS,
 ) -> list[dict]:
     """Return a verdict for every system and every two of its settings.
 
-    Curves are normalised where every environment has a reference. On each environment they are
-    compared from where all runs have an episode to where the shortest run ends, on a separate grid.
+    Runs that share a seed are compared with each other. On each environment, curves are compared from
+    where all runs have an episode to where the shortest run ends, on a separate grid.
+
+    Args:
+      tables: the runs.
+      axis: of the curves, `step` or `time`.
+      margin: largest difference that counts as equivalent, as a share of the level.
+      alpha: chance that a table without any difference has a verdict *different*.
+      points: of a curve.
+      seed: of permutations and bootstrap.
+      permutations: of the sides among the runs.
 
     Returns:
-      One entry per pair: system, setting_a, setting_b, verdict, p, starts, runs_a, runs_b,
-      environments, final and area (each with the fields of `Difference`), `fingerprints` (pairs of
-      runs: identical, different, first_difference) and `note`.
+      One entry per pair: system, setting_a, setting_b, verdict, p_equivalent, p_different and p_distribution
+      (corrected by Holm's method), drivers (environments in which the levels differ), starts, more_seeds,
+      runs_a, runs_b, failing_a, failing_b, environments, final and area (pooled IQM, as a description),
+      `fingerprints`, `by_environment` (rows of `comparison.Row`) and `note`.
     """
-    curves, known = _comparable_curves(tables, axis, points)
-    prints = fingerprint_table(tables)
+    curves = _comparable_curves(tables, axis, points)
+    prints = fingerprints.pairs(tables)
     entries = []
     for (system, a), (other, b) in combinations(_sides(tables), 2):
         if system != other:
             continue
-        entry = {"system": system, "setting_a": a, "setting_b": b}
-        entry["fingerprints"] = _fingerprint_summary(prints, system, a, b)
         first, second = (setting_curves(curves, system, setting) for setting in (a, b))
-        options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
-        entries.append(entry | _judge(entry["fingerprints"], curves, first, second, options))
-    return entries
+        entries.append(
+            {
+                "system": system,
+                "setting_a": a,
+                "setting_b": b,
+                **_compared(curves, first, second, True, margin, alpha, seed, permutations),
+                "fingerprints": _fingerprint_summary(tables, prints, system, a, b),
+            }
+        )
+    return _decide(entries, alpha)
 
 
 def system_verdicts(
@@ -401,26 +92,88 @@ def system_verdicts(
     axis: str = "step",
     margin: float = MARGIN,
     alpha: float = ALPHA,
-    points: int = 50,
+    points: int = POINTS,
     seed: int = 0,
+    permutations: int = PERMUTATIONS,
 ) -> list[dict]:
     """Return a verdict for every two systems under every setting that both have.
 
-    Like `verdicts`, but without fingerprints, because two systems have different parameters.
+    Like `verdicts`, but without fingerprints, because two systems have different parameters, and
+    without pairing runs, because a seed means something else to each.
 
     Returns:
       One entry per pair and setting: system_a, system_b, setting, and the fields of `verdicts` except
       the fingerprints.
     """
-    curves, known = _comparable_curves(tables, axis, points)
-    options = {"margin": margin, "alpha": alpha, "seed": seed, "known": known}
+    curves = _comparable_curves(tables, axis, points)
     entries = []
     for (a, setting), (b, other) in combinations(_sides(tables), 2):
-        if setting == other:
-            entry = {"system_a": a, "system_b": b, "setting": setting}
-            first, second = (setting_curves(curves, system, setting) for system in (a, b))
-            entries.append(entry | _judge({"pairs": 0}, curves, first, second, options))
-    return entries
+        if setting != other:
+            continue
+        first, second = (setting_curves(curves, system, setting) for system in (a, b))
+        entries.append(
+            {
+                "system_a": a,
+                "system_b": b,
+                "setting": setting,
+                **_compared(curves, first, second, False, margin, alpha, seed, permutations),
+            }
+        )
+    return _decide(entries, alpha)
+
+
+def compare_sides(
+    grids: Mapping[str, np.ndarray],
+    first: Mapping[str, Side],
+    second: Mapping[str, Side],
+    paired: bool = True,
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+    seed: int = 0,
+    permutations: int = PERMUTATIONS,
+) -> tuple[Comparison, float]:
+    """Compare two sides by the ends and the mean heights of their curves.
+
+    Args:
+      grids: points of each environment's curves, `[P]`.
+      first: runs of the first side, by environment.
+      second: runs of the second side on the same environments; both are finite at two points or more.
+      paired: whether runs that share a seed are compared with each other.
+      margin: as a share of the level.
+      alpha: level of the tests, uncorrected.
+      seed: of the permutations.
+      permutations: of the sides among the runs.
+
+    Returns:
+      The comparison, and where the curves first differ.
+    """
+    environments, curves = [], []
+    for name, grid in grids.items():
+        whole = _overlap(first[name], second[name])
+        a, b = first[name].values[:, whole], second[name].values[:, whole]
+        outcomes = [np.stack([c[:, -1], area_under_curve(grid[whole], c)]) for c in (a, b)]
+        pairs = _pairs(first[name].seeds, second[name].seeds) if paired else np.empty((0, 2), int)
+        floor = (
+            FLOOR
+            if reference(name) is not None
+            else FLOOR * float(max(np.abs(a).max(), np.abs(b).max()))
+        )
+        environments.append(Environment(name, *outcomes, pairs, floor))
+        curves.append((grid[whole], a, b))
+    sides = comparison.permuted_sides(environments, permutations, seed)
+    found = comparison.compare(environments, sides, margin, alpha)
+    starts = comparison.first_difference(*zip(*curves, strict=True), sides, alpha)
+    return found, starts if found.p_different <= alpha else np.nan
+
+
+def setting_curves(curves: Mapping[str, Curves], system: str, setting: str) -> dict[str, Side]:
+    """Return environment -> the curves of one system and setting."""
+    found = {}
+    for env, (_, _, values, runs) in curves.items():
+        rows = ((runs["system"] == system) & (runs["setting"] == setting)).to_numpy()
+        if rows.any():
+            found[env] = Side(values[rows], runs["seed"].to_numpy()[rows])
+    return found
 
 
 def _sides(tables: Tables) -> list[tuple[str, str]]:
@@ -428,136 +181,199 @@ def _sides(tables: Tables) -> list[tuple[str, str]]:
     return sorted({(run.system, run.setting) for run in tables.runs.itertuples()})
 
 
-def _comparable_curves(tables: Tables, axis: str, points: int) -> tuple[dict[str, Curves], bool]:
-    """Return the curves of each environment, on separate grids, and whether they are normalised.
-
-    They are normalised if every environment has a reference.
-    """
-    environments = sorted(tables.curves["env_id"].astype(str).unique())
-    known = all(reference(env) is not None for env in environments)
+def _comparable_curves(tables: Tables, axis: str, points: int) -> dict[str, Curves]:
+    """Return the curves of each environment on a grid of its own, normalised where it has a reference."""
     found = {}
-    for env in environments:
+    for env in sorted(tables.curves["env_id"].astype(str).unique()):
         here = tables.curves[tables.curves["env_id"] == env]
         raw = run_curves(tables._replace(curves=here), axis, points)
-        found[env] = normalized(raw) if known else raw
-    return found, known
+        found[env] = raw if reference(env) is None else normalized(raw)
+    return found
 
 
-def _fingerprint_summary(prints: pd.DataFrame, system: str, a: str, b: str) -> dict:
-    pairs = prints[
-        (prints["system"] == system)
-        & prints["setting_a"].isin([a, b])
-        & prints["setting_b"].isin([a, b])
-        & (prints["setting_a"] != prints["setting_b"])
-        & prints["identical"].notna()
+def _overlap(first: Side, second: Side) -> np.ndarray:
+    """Return the points at which the curves of all runs are finite, `[P]`."""
+    return np.isfinite(first.values).all(axis=0) & np.isfinite(second.values).all(axis=0)
+
+
+def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the positions of runs with the same seed, of seeds that each side has once, `[pairs, 2]`."""
+    once = [np.unique(seeds, return_counts=True) for seeds in (first, second)]
+    (a, b) = (seeds[counts == 1] for seeds, counts in once)
+    shared = np.intersect1d(a, b)
+    pairs = [(np.flatnonzero(first == s)[0], np.flatnonzero(second == s)[0]) for s in shared]
+    return np.array(pairs, int).reshape(-1, 2)
+
+
+def _is_copy(first: Side, second: Side) -> bool:
+    """Whether both sides have the same seeds, each once, and the same curves."""
+    pairs = _pairs(first.seeds, second.seeds)
+    if not len(pairs) == len(first.seeds) == len(second.seeds):
+        return False
+    return np.array_equal(first.values[pairs[:, 0]], second.values[pairs[:, 1]], equal_nan=True)
+
+
+def _fingerprint_summary(tables: Tables, prints: pd.DataFrame, system: str, a: str, b: str) -> dict:
+    """Summarise the pairs of runs of two settings, a pair being an environment and a seed.
+
+    Returns:
+      expected: number of pairs of the setting with fewer; pairs: those of which both settings have
+      fingerprints; identical: pairs that agree, to the last version and in all episodes; other_episodes:
+      pairs with the same fingerprints and other episodes; without_partner: those that one setting alone has;
+      versions_compared; first_difference.
+    """
+    runs = tables.runs[tables.runs["system"] == system]
+    sides = [
+        set(zip(here["env_id"], here["seed"], strict=True))
+        for here in (runs[runs["setting"] == setting] for setting in (a, b))
     ]
-    different = pairs[pairs["identical"] == False]  # noqa: E712
+    found = fingerprints.between(prints, system, a, b)
+    agree = found["identical"].astype(bool)
+    whole, same = found["to_the_end"].astype(bool), found["same_episodes"].astype(bool)
+    different = found[~agree]
+    # A setting may have several runs of a seed.
+    of_pairs = (agree & whole & same).groupby([found["env_id"], found["seed"]]).all()
     return {
-        "pairs": len(pairs),
-        "identical": len(pairs) - len(different),
-        "versions_compared": int(pairs["compared"].sum()) if len(pairs) else 0,
+        "expected": min(map(len, sides)),
+        "pairs": len(of_pairs),
+        "identical": int(of_pairs.sum()),
+        "other_episodes": int((agree & whole & ~same).sum()),
+        "without_partner": len(sides[0] ^ sides[1]),
+        "versions_compared": int(found["compared"].sum()) if len(found) else 0,
         "first_difference": int(different["first_difference"].min()) if len(different) else None,
     }
 
 
-def _judge(
-    prints: dict,
+def _compared(
     curves: Mapping[str, Curves],
-    first: dict[str, np.ndarray],
-    second: dict[str, np.ndarray],
-    options: dict,
+    first: dict[str, Side],
+    second: dict[str, Side],
+    paired: bool,
+    margin: float,
+    alpha: float,
+    seed: int,
+    permutations: int,
 ) -> dict:
-    """Return the part of an entry of `verdicts` that rests on fingerprints and curves."""
+    """Return the part of an entry of `verdicts` that rests on curves; p-values are not corrected yet."""
     both = sorted(first.keys() & second.keys())
-    shared = [env for env in both if _stretch(first[env], second[env]).sum() > 1]
+    shared = [env for env in both if _overlap(first[env], second[env]).sum() > 1]
     notes = []
-    left_out = sorted(first.keys() ^ second.keys())
-    if left_out:
+    if left_out := sorted(first.keys() ^ second.keys()):
         notes.append(f"excluded, because only one side has them: {', '.join(left_out)}")
-    if not options["known"]:
-        notes.append("raw returns: an environment has no reference")
-    identical = prints["pairs"] > 0 and prints["identical"] == prints["pairs"]
-    entry: dict = {
-        "verdict": "identical" if identical else "undecided",
-        "environments": len(shared),
-    }
+    if missing := sorted(set(both) - set(shared)):
+        notes.append(
+            f"excluded, because the curves overlap in fewer than two points: {', '.join(missing)}"
+        )
     if not shared:
-        notes.append("the curves of the runs do not overlap")
-        return entry | {"note": "; ".join(notes)}
-    if len(shared) < len(both):
-        missing = ", ".join(sorted(set(both) - set(shared)))
-        notes.append(f"excluded, because the curves overlap in fewer than two points: {missing}")
-    result = compare_curves(
-        np.stack([curves[env].grid for env in shared]),
-        [first[env] for env in shared],
-        [second[env] for env in shared],
-        options["margin"],
-        options["alpha"],
-        seed=options["seed"],
-    )
-    fewest = min(len(side[env]) for side in (first, second) for env in shared)
-    if fewest < bootstrap.FEW_RUNS:
+        return {
+            "environments": 0,
+            "by_environment": [],
+            "note": "; ".join([*notes, "no curves overlap"]),
+        }
+    grids = {env: curves[env].grid for env in shared}
+    options = (margin, alpha, seed, permutations)
+    found, starts = compare_sides(grids, first, second, paired, *options)
+    fewest = min(len(side[env].seeds) for side in (first, second) for env in shared)
+    if fewest < FEWEST_RUNS:
         notes.append(f"{fewest} run{'s' * (fewest != 1)} per environment on a side")
+    if paired and all(_is_copy(first[env], second[env]) for env in shared):
+        found = found._replace(p_equivalent=0.0)
+        notes.append("all curves of one side are those of the other")
+    if any(found.failing):
+        notes.append(f"failing runs: {found.failing[0]} and {found.failing[1]}")
+    known = [env for env in shared if reference(env) is not None]
+    pooled = known or shared[: len(shared) == 1]
+    if len(pooled) < len(shared):
+        unknown = ", ".join(env for env in shared if env not in pooled)
+        notes.append(f"not in the pooled difference, for want of a reference: {unknown}")
+    needed = comparison.runs_needed(found, alpha, margin)
+    rows = [row._replace(outcome=OUTCOMES[row.outcome])._asdict() for row in found.rows]
+    drivers = [row["env_id"] for row in rows if row["p_different"] <= alpha]
     return {
-        "verdict": "identical" if identical else result.verdict,
-        "p": result.p,
-        "starts": result.starts,
-        "runs_a": result.runs[0],
-        "runs_b": result.runs[1],
-        "environments": result.environments,
-        **{name: d._asdict() for name, d in result.outcomes.items()},
+        "p_equivalent": found.p_equivalent,
+        "p_different": found.p_different,
+        "p_distribution": found.p_distribution,
+        "drivers": list(dict.fromkeys(drivers)),
+        "starts": starts,
+        "more_seeds": max(needed - fewest, 1.0) if np.isfinite(needed) else np.nan,
+        "runs_a": found.runs[0],
+        "runs_b": found.runs[1],
+        "failing_a": found.failing[0],
+        "failing_b": found.failing[1],
+        "environments": len(shared),
+        **{
+            name: _pooled([_outcome(name, grids[e], first[e], second[e]) for e in pooled], seed)
+            for name in OUTCOMES
+        },
+        "by_environment": rows,
         "note": "; ".join(notes),
     }
 
 
-def variation(scores: pd.DataFrame, column: str = "score") -> pd.DataFrame:
-    """Return how much of the variation in scores comes from the hardware setting, per system.
+def _outcome(
+    name: str, grid: np.ndarray, first: Side, second: Side
+) -> tuple[np.ndarray, np.ndarray]:
+    whole = _overlap(first, second)
+    curves = (first.values[:, whole], second.values[:, whole])
+    if name == "final":
+        return tuple(c[:, -1] for c in curves)
+    return tuple(area_under_curve(grid[whole], c) for c in curves)
 
-    A one-way random-effects analysis of variance per environment: runs differ by setting and, within
-    a setting, by seed; the components follow from the mean squares between and within settings,
-    (between - within) / runs per setting and within, a negative one counting as 0. The shares are
-    averaged over environments.
 
-    Args:
-      scores: as `scores.final_scores` returns them, any number of settings.
-      column: `score` or `normalized`.
+def _pooled(outcomes: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, float]:
+    """Return the IQM over runs and environments of both sides, and their difference with a 95% interval."""
+    if not outcomes:
+        return dict.fromkeys(("first", "second", "difference", "low", "high"), np.nan)
+    a, b = map(list, zip(*outcomes, strict=True))
+    sizes = [len(column) for column in (*a, *b)]
+    split = sum(sizes[: len(a)])
 
-    Returns:
-      system, settings, environments, runs, setting_share, seed_share (NaN with one setting only or
-      one run each), the systems with the largest share of the setting first.
+    def difference(counts: np.ndarray | None) -> np.ndarray:
+        if counts is None:
+            return aggregates.iqm(b) - aggregates.iqm(a)
+        return aggregates.iqm(b, counts[split:]) - aggregates.iqm(a, counts[:split])
+
+    estimate = bootstrap.interval(difference, sizes, 2000, bootstrap.LEVEL, seed)
+    return {
+        "first": float(aggregates.iqm(a)),
+        "second": float(aggregates.iqm(b)),
+        "difference": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+    }
+
+
+def _decide(entries: list[dict], alpha: float) -> list[dict]:
+    """Correct the p-values of the entries for their number, and add the verdicts.
+
+    Entries whose bits decide are not counted: no test decides them.
     """
-    rows = []
-    for system, group in scores.groupby("system", sort=True, observed=True):
-        parts = []
-        for _, env in group.groupby("env_id", observed=True):
-            sides = [
-                s[column].dropna().to_numpy() for _, s in env.groupby("setting", observed=True)
-            ]
-            sides = [s for s in sides if len(s)]
-            if len(sides) > 1 and max(map(len, sides)) > 1:
-                parts.append(variance_components(sides))
-        shares = [s / (s + w) if s + w > 0 else 0.0 for s, w in parts]
-        share = float(np.mean(shares)) if shares else np.nan
-        settings = group["setting"].nunique()
-        rows.append((system, settings, len(parts), len(group), share, 1 - share))
-    names = ["system", "settings", "environments", "runs", "setting_share", "seed_share"]
-    frame = pd.DataFrame(rows, columns=names)
-    return frame.sort_values("setting_share", ascending=False, ignore_index=True)
+    judged = [e for e in entries if e["environments"] and not _is_identical(e)]
+    for name in ("p_equivalent", "p_different", "p_distribution"):
+        for entry, p in zip(judged, comparison.holm([e[name] for e in judged]), strict=True):
+            entry[name] = float(p)
+    for entry in filter(_is_identical, entries):
+        # Caveats about tests do not apply to a comparison of bits.
+        alone = entry["fingerprints"]["without_partner"]
+        entry["note"] = f"runs without a partner: {alone}" if alone else ""
+    return [{**_names(entry), "verdict": _verdict(entry, alpha), **entry} for entry in entries]
 
 
-def variance_components(sides: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the variance between and within groups (one-way random effects, unequal sizes).
+def _names(entry: dict) -> dict:
+    """Return the fields that name a pair, which come before its verdict."""
+    return {k: v for k, v in entry.items() if k.startswith(("system", "setting"))}
 
-    Args:
-      sides: one array per setting; at least two, at least one with more than one run.
 
-    Returns:
-      Variance of the setting (0 if the estimate is negative) and of the seed.
-    """
-    sizes = np.array([len(s) for s in sides])
-    total, groups = sizes.sum(), len(sizes)
-    grand = np.concatenate(sides).mean()
-    between = sum(n * (s.mean() - grand) ** 2 for n, s in zip(sizes, sides, strict=True))
-    within = sum(((s - s.mean()) ** 2).sum() for s in sides) / (total - groups)
-    size = (total - (sizes**2).sum() / total) / (groups - 1)
-    return max(float((between / (groups - 1) - within) / size), 0.0), float(within)
+def _verdict(entry: dict, alpha: float) -> str:
+    if _is_identical(entry):
+        return "identical"
+    if not entry["environments"]:
+        return "undecided"
+    if entry["p_equivalent"] <= alpha:
+        return "equivalent"
+    return "different" if entry["p_different"] <= alpha else "undecided"
+
+
+def _is_identical(entry: dict) -> bool:
+    prints = entry.get("fingerprints", {"pairs": 0})
+    return bool(prints["pairs"]) and prints["identical"] == prints["expected"]

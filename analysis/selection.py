@@ -4,10 +4,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from analysis.references import ATARI, game_name
 from analysis.scores import final_scores
 from analysis.tables import Tables
 
+MOST_NAMED = 12  # environments of a sentence
 GROUP = ["system", "setting", "env_id"]  # what the runs of one row of a table have in common
 
 
@@ -25,6 +28,66 @@ def of_runs(tables: Tables, names: Iterable[str]) -> Tables:
         for name, frame in zip(Tables._fields, tables, strict=True)
     }
     return Tables(**frames)
+
+
+def incomplete(tables: Tables) -> list[str]:
+    """Return the runs that are known not to have completed; of some logs it is unknown."""
+    runs = tables.runs
+    known = ~runs["status"].isin(["unknown", "excerpt", "published"])
+    return [str(run) for run in runs["run"][known & ~runs["completed"].astype(bool)]]
+
+
+def without_runs(tables: Tables, names: Collection[str]) -> Tables:
+    """Return the tables without the named runs; `quality` stays as it is."""
+    dropped = list(names)
+    frames = {
+        name: frame
+        if name == "quality"
+        else frame[~frame["run"].isin(dropped)].reset_index(drop=True)
+        for name, frame in zip(Tables._fields, tables, strict=True)
+    }
+    return Tables(**frames)
+
+
+class Shared(NamedTuple):
+    """The environments on which every system and setting of a table has a score.
+
+    Attributes:
+      environments: their names, sorted.
+      lacking: "system, setting" -> the environments that others have and it lacks, sorted; only those
+        that lack one.
+    """
+
+    environments: list[str]
+    lacking: dict[str, list[str]]
+
+    def sentence(self) -> str:
+        """Return which environments a table is over, and what each row lacks, in one line."""
+        number = len(self.environments)
+        noun = "environment" if number == 1 else "environments"
+        names = f" ({', '.join(self.environments)})" if 0 < number <= MOST_NAMED else ""
+        text = f"over the {number} {noun} that all rows have{names}"
+        if self.lacking:
+            lack = "; ".join(f"{who} lacks {', '.join(envs)}" for who, envs in self.lacking.items())
+            text += f". {lack}"
+        return text
+
+
+def shared_environments(scores: pd.DataFrame, column: str = "normalized") -> Shared:
+    """Return the environments on which every system and setting has a score.
+
+    Args:
+      scores: as `scores.final_scores` returns them.
+      column: `normalized` or `score`.
+    """
+    present = scores.dropna(subset=[column])
+    who = present["system"].astype(str) + ", " + present["setting"].astype(str)
+    have = present["env_id"].astype(str).groupby(who).agg(set)
+    if have.empty:
+        return Shared([], {})
+    every, shared = set.union(*have), set.intersection(*have)
+    lacking = {name: sorted(every - envs) for name, envs in have.items() if envs != every}
+    return Shared(sorted(shared), lacking)
 
 
 def without(tables: Tables, env_ids: Collection[str], systems: Collection[str]) -> Tables:

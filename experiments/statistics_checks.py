@@ -7,13 +7,15 @@
 Each prints the table that is quoted there; `--help` after the name lists its sizes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from analysis import aggregates, bootstrap, references, reproducibility
+from analysis import aggregates, bootstrap, references
 from cleanba.run.arguments import Count
 from cleanba.run.command_line import run_command_line
+from experiments import verdict_rates
 
 
 def measure_coverage(simulations: int, repetitions: int) -> None:
@@ -51,56 +53,24 @@ def measure_coverage(simulations: int, repetitions: int) -> None:
             print(f"{runs:5} {method:10} {shares}")
 
 
-def simulated_curves(
-    rng: np.random.Generator, runs: int, environments: int, shift: float, noise: float = 0.15
-) -> list[np.ndarray]:
-    """Return learning curves `[runs, 20]` per environment that rise to 1 + shift.
-
-    Each run has its own level (log-normal about 1, spread `noise`), with a little noise at each point.
-    """
-    rise = 1 - np.exp(-np.linspace(0.1, 4, 20))
-    result = []
-    for _ in range(environments):
-        level = np.exp(noise * rng.normal(size=(runs, 1)) - noise**2 / 2)
-        result.append((1 + shift) * rise * level + 0.02 * rng.normal(size=(runs, 20)))
-    return result
-
-
-def verdict_rates(
-    shift: float, runs: int, environments: int, simulations: int, permutations: int, seed: int = 0
-) -> dict[str, float]:
-    """Return the rate of each verdict on simulated settings that differ by a known share.
-
-    Args:
-      shift: true difference of the settings, a share of the score.
-      runs: of each setting on each environment.
-      environments: number of environments.
-      simulations: number of simulated comparisons.
-      permutations: of the permutation test.
-      seed: of the simulation.
-    """
-    rng = np.random.default_rng(seed)
-    grid = np.arange(1.0, 21.0)
-    seen = {"equivalent": 0, "different": 0, "undecided": 0}
-    for number in range(simulations):
-        first = simulated_curves(rng, runs, environments, 0.0)
-        second = simulated_curves(rng, runs, environments, shift)
-        result = reproducibility.compare_curves(
-            grid, first, second, permutations=permutations, seed=number
-        )
-        seen[result.verdict] += 1
-    return {name: count / simulations for name, count in seen.items()}
-
-
 def measure_verdicts(simulations: int) -> None:
-    """Print the rate of each verdict, by true shift, runs and environments."""
-    print(f"{simulations} simulations each; seed noise 15% of the score, margin 10%")
-    print("shift runs envs  equivalent  different  undecided")
-    for runs, environments in ((5, 1), (3, 10), (5, 10), (10, 10)):
-        for shift in (0.0, 0.1, 0.2):
-            rates = verdict_rates(shift, runs, environments, simulations, 500)
-            shares = "  ".join(f"{100 * rate:8.1f}%" for rate in rates.values())
-            print(f"{100 * shift:4.0f}% {runs:4} {environments:4}   {shares}")
+    """Print how often verdicts are wrong, and how often they are reached."""
+    print(f"{simulations} simulations each; environments x runs of each side")
+    print("different, though the levels are equal")
+    print_lines(
+        verdict_rates.table(verdict_rates.EQUAL, "different", verdict_rates.SIZES, simulations)
+    )
+    print("equivalent, though a level differs by the margin or more")
+    sizes = [*verdict_rates.SIZES, *verdict_rates.LARGE]
+    print_lines(verdict_rates.table(verdict_rates.UNEQUAL, "equivalent", sizes, simulations))
+    print("power by runs of each side, normal scores with a spread of 10%")
+    print_lines(verdict_rates.power(simulations))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they come."""
+    for line in lines:
+        print(line, flush=True)
 
 
 def measure_random(episodes: int) -> None:
@@ -144,9 +114,9 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """How often each verdict is given at a known difference."""
+    """How often verdicts are wrong."""
 
-    simulations: Count = 200
+    simulations: Count = 1000
     """Simulated comparisons."""
 
 

@@ -47,6 +47,12 @@ def _bits(table: Table) -> list[str]:
         agree = sum(row["pairs that agree"] for row in rows)
         share = f"all {pairs:,}" if not agree else f"{pairs - agree:,} of {pairs:,}"
         noun = "pair" if pairs == 1 else "pairs"
+        if not any(row["first difference"] for row in rows):
+            sentences.append(
+                f"{system} is bit-identical on {agree:,} of {pairs:,} {noun} of runs; the others lack a "
+                "partner, or have no fingerprint of the same version."
+            )
+            continue
         sentences.append(
             f"The parameters of {system} changed with the hardware setting in {share} {noun} of runs."
         )

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import pandas as pd
 import tyro
 
-from analysis import scaling, verdicts
+from analysis import fingerprints, scaling
 from analysis.output import bad_input
 from analysis.scores import hts_metrics
 from analysis.tables import InputError, Tables
@@ -171,7 +171,7 @@ def _last_fingerprints(tables: Tables) -> dict[str, str]:
     The hash covers the systems, environments and seeds that all settings with fingerprints have, so
     settings that give the same bits have the same digits. Settings without such runs have none.
     """
-    found = verdicts.last_fingerprints(tables)
+    found = fingerprints.last_fingerprints(tables)
     prints: dict[str, dict[tuple, str]] = {}
     for row in tables.runs.itertuples():
         if row.run in found:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import lag_tables, problems, selection, speed, study_tables, time_spent, verdicts
+from analysis import (
+    lag_tables,
+    problems,
+    reproducibility,
+    selection,
+    speed,
+    study_tables,
+    time_spent,
+    verdicts,
+)
 from analysis.forks import call_all
 from analysis.importers.records import read_records
 from analysis.scores import EPISODES
@@ -99,8 +108,18 @@ class StudyRuns:
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
-        """Of `verdicts.fingerprints`."""
-        return verdicts.fingerprints(self.done)
+        """Of `verdicts.fingerprint_pairs`."""
+        return verdicts.fingerprint_pairs(self.done)
+
+    @cached_property
+    def setting_verdicts(self) -> list[dict]:
+        """Of `reproducibility.verdicts`."""
+        return reproducibility.verdicts(self.done)
+
+    @cached_property
+    def system_verdicts(self) -> list[dict]:
+        """Of `reproducibility.system_verdicts`."""
+        return reproducibility.system_verdicts(self.done)
 
     @cached_property
     def comparable(self) -> Comparable:

@@ -16,6 +16,7 @@ SECTIONS: tuple[Callable[[StudyRuns], Section | None], ...] = (
     comparison.bits,
     comparison.pairs,
     comparison.systems,
+    comparison.by_environment,
     learning.aggregates,
     learning.efficiency,
     learning.curves_steps,

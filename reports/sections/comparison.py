@@ -1,6 +1,6 @@
 """Sections that compare hardware settings and systems."""
 
-from analysis import lag_tables, reproducibility, verdicts
+from analysis import lag_tables, verdicts
 from analysis.scores import EPISODES
 from analysis.selection import GROUP
 from plots import style
@@ -10,6 +10,14 @@ from reports.page import Cell, Section
 from reports.sections.parts import by_group, table
 from reports.study import StudyRuns
 
+OUTCOMES = {"final": "final score", "area": "area"}
+P_VALUES = ("p_equivalent", "p_different")
+VERDICTS = (
+    "*Equivalent*: in every environment, final score and area under the curve differ by less than 10% of "
+    "the level, and fewer than 10% of the runs fail (tests at 5%). *Different*: the levels differ in some "
+    "environment. *Undecided*: neither is shown, usually for want of runs. The p-values are corrected for "
+    "the number of comparisons in the table."
+)
 CURVE_TONES = {"identical": "good", "equivalent": "good", "different": "bad", "undecided": "note"}
 
 
@@ -51,7 +59,7 @@ def bits(study: StudyRuns) -> Section:
         False: Cell("different bits", tone="bad"),
         None: "not compared",
     }
-    found = verdicts.verdicts(study.done, study.pairs)
+    found = verdicts.verdicts(study.setting_verdicts, study.pairs)
     rows = [
         (
             one.system,
@@ -74,9 +82,10 @@ def bits(study: StudyRuns) -> Section:
         text += "No system has completed runs under two hardware settings."
     else:
         text += (
-            "The verdict on learning curves is *identical* if the bits are; otherwise it is a "
-            "statistical test: *equivalent* (within the margin), *different*, or *undecided* (too few "
-            "runs). *Not compared*: no two runs with fingerprints differ only in the hardware setting."
+            "The bits are the same if every run of one setting has a partner in the other, with the "
+            "same fingerprints and the same episodes. The verdict on learning curves is then *identical*; "
+            f"otherwise it is a statistical test. {VERDICTS} *Not compared*: no two runs with "
+            "fingerprints differ only in the hardware setting."
         )
     columns = ("system", "settings", "bits", "pairs of runs", "pairs that agree", "fingerprints")
     columns += ("first difference", "learning curves", "note")
@@ -106,6 +115,48 @@ def pairs(study: StudyRuns) -> Section | None:
     return Section("pairs", "Every pair of runs", table=found) if rows else None
 
 
+def by_environment(study: StudyRuns) -> Section | None:
+    """Return one row per verdict on settings or systems, environment and outcome."""
+    rows = []
+    for entry in (*study.setting_verdicts, *study.system_verdicts):
+        if entry["verdict"] == "identical":
+            continue
+        if "system" in entry:
+            names_ = (entry["system"], f"{entry['setting_a']} against {entry['setting_b']}")
+        else:
+            names_ = (entry["setting"], f"{entry['system_a']} against {entry['system_b']}")
+        rows += [
+            (
+                *names_,
+                row["env_id"],
+                OUTCOMES[row["outcome"]],
+                *(cells.finite(row[side]) for side in ("first", "second")),
+                cells.difference(row),
+                cells.finite(row["margin"]),
+                *(cells.rounded(row[p], 3) for p in ("p_equivalent", "p_different")),
+            )
+            for row in entry["by_environment"]
+        ]
+    text = (
+        "Levels are means over runs, of normalised scores where the environment has a reference; the "
+        "difference is the second side's minus the first's, with its 90% interval. These p-values are "
+        "corrected for the environments and outcomes of one comparison, not for the number of "
+        "comparisons."
+    )
+    columns = (
+        "of",
+        "compared",
+        "environment",
+        "outcome",
+        "first",
+        "second",
+        "difference",
+        "margin",
+    )
+    found = table((*columns, "p equivalent", "p different"), rows, folded=True)
+    return Section("environments", "Verdicts by environment", text, table=found) if rows else None
+
+
 def systems(study: StudyRuns) -> Section | None:
     """Return one row per setting and two systems: whether they have the same learning curves."""
     # A difference between systems is expected, so it is not coloured as bad.
@@ -117,22 +168,24 @@ def systems(study: StudyRuns) -> Section | None:
             entry["system_b"],
             Cell(entry["verdict"], tone=tones.get(entry["verdict"], "")),
             *(cells.difference(entry.get(name)) for name in ("final", "area")),
-            cells.rounded(entry["p"], 3) if "p" in entry else None,
-            entry["environments"],
+            *(cells.rounded(entry[p], 3) if p in entry else None for p in P_VALUES),
             f"{entry['runs_a']} and {entry['runs_b']}" if "runs_a" in entry else None,
-            entry["note"] or None,
+            "; ".join(filter(None, (_differs_on(entry), entry["note"]))) or None,
         )
-        for entry in reproducibility.system_verdicts(study.done)
+        for entry in study.system_verdicts
     ]
     text = (
-        "Every two systems under the same setting are compared by their learning curves. They are "
-        "*equivalent* if final score and area under the curve (IQM over runs and environments, "
-        "normalised where a reference exists) differ by less than 10%, with 90% intervals. Two systems "
-        "are compared up to the end of the shorter runs: the final score here is the one at that step. "
-        "A difference is that of the second system minus the first. The p-values are not corrected for "
-        "multiple comparisons."
+        "Every two systems under the same setting are compared by their learning curves. "
+        f"{VERDICTS} Two systems are compared up to the end of the shorter runs: the final score here "
+        "is the one at that step. A difference is that of the second system minus the first, of the IQM "
+        "over runs and environments, with its 95% bootstrap interval: a description, on which no "
+        "verdict rests."
     )
     columns = ("setting", "system", "against", "learning curves", "final score: difference")
-    columns += ("area: difference", "p", "environments", "runs", "note")
+    columns += ("area: difference", "p equivalent", "p different", "runs", "note")
     title = "Do the systems learn equally well?"
     return Section("systems", title, text, table=table(columns, rows)) if rows else None
+
+
+def _differs_on(entry: dict) -> str:
+    return f"differs on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""

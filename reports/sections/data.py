@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from analysis import verdicts
+from analysis.fingerprints import last_fingerprints
 from analysis.scores import final_scores
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
@@ -27,7 +27,7 @@ def quality(study: StudyRuns) -> Section:
 def runs(study: StudyRuns) -> Section:
     """Return one row per run, completed or not, with a link to its record and its command."""
     of_run = final_scores(study.tables).set_index("run")["score"].to_dict()
-    prints = verdicts.last_fingerprints(study.tables)
+    prints = last_fingerprints(study.tables)
     rows = []
     for row in in_order(study.tables.runs).itertuples():
         link = cells.record_link(Path(str(row.run)), study.out)

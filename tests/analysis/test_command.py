@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def study(write_run, tmp_path):
-    """Two systems, two settings, two games, three seeds."""
+    """Two systems, two settings with the same bits, two games, three seeds."""
     rng = np.random.default_rng(0)
     for system in ("cleanba_ppo", "cleanba_impala"):
-        for setting in ("a0-l0-t1", "a0-l0-t2"):
-            for env_id in ("Breakout-v5", "Pong-v5"):
-                for seed in (1, 2, 3):
-                    returns = rng.normal(10, 3, 120)
+        for env_id in ("Breakout-v5", "Pong-v5"):
+            for seed in (1, 2, 3):
+                returns = rng.normal(10, 3, 120)
+                for setting in ("a0-l0-t1", "a0-l0-t2"):
                     write_run(system, setting, env_id, seed, returns=returns)
     return tmp_path
 
@@ -116,7 +116,8 @@ def test_what_is_never_reached_is_infinite_in_a_table(study, capsys):
 
 
 def test_strict_refuses(write_run, tmp_path, capsys):
-    write_run(status="failed")
+    write_run()
+    write_run(seed=2, status="failed")
     assert run(capsys, "aggregate", tmp_path)[0] == 0
     code, out, err = run(capsys, "aggregate", tmp_path, "--strict")
     assert code == 2
@@ -263,3 +264,69 @@ def test_damage_names_file_and_line(tmp_path, capsys, name, text, what):
     assert str(tmp_path / name) in err
     assert what in err
     assert err.count("\n") == 1
+
+
+def test_a_run_that_did_not_complete_is_left_out_and_named(write_run, tmp_path, capsys):
+    """In scores, curves, verdicts and HTS-RL's time limit, which is when the first run ended."""
+    for setting in ("a", "b"):
+        for seed in (1, 2, 3):
+            write_run(setting=setting, seed=seed, returns=np.full(100, 20.0 + seed))
+    write_run(setting="b", seed=4, returns=np.zeros(5), status="failed", total_steps=50)
+    without = {}
+    for flags in ((), ("--include-incomplete",)):
+        words = ("--format", "json", "--targets", "10", *flags)
+        code, out, _ = run(capsys, "aggregate", tmp_path, *words)
+        assert code == 0
+        found = json.loads(out)
+        without[flags] = found
+        named = [row["run"] for row in found["quality"] if "left out" in row["problem"]]
+        assert [name.rsplit("__", 1)[1] for name in named] == ([] if flags else ["s4"])
+        limits = {row["time_limit"] for row in found["hts_metrics"]}
+        assert (min(limits) < 1) == bool(flags)
+        values = [entry["iqm"]["value"] for entry in found["aggregate"]]
+        assert (values[0] == values[1]) == (not flags)
+    assert without[()]["aggregate"][1]["runs"] == 3
+    for command, rows in (("curves", "curves"), ("reproducibility", "reproducibility")):
+        _, out, _ = run(capsys, command, tmp_path, "--format", "json")
+        runs = {row.get("runs", row.get("runs_b")) for row in json.loads(out)[rows]}
+        assert runs == {3}
+
+
+def test_nothing_but_incomplete_runs_is_one_line(write_run, tmp_path, capsys):
+    write_run(status="failed")
+    code, out, err = run(capsys, "aggregate", tmp_path)
+    assert (code, out) == (2, "")
+    assert "no run is completed (--include-incomplete" in err
+
+
+def test_a_table_is_over_the_environments_that_all_its_rows_have(write_run, tmp_path, capsys):
+    for setting in ("a", "b"):
+        for seed in (1, 2):
+            write_run(setting=setting, seed=seed, returns=np.full(100, 20.0))
+            write_run(setting=setting, env_id="Pong-v5", seed=seed, returns=np.full(100, 1.0))
+    write_run(setting="b", env_id="Freeway-v5", returns=np.full(100, 29.0))
+    _, out, _ = run(capsys, "aggregate", tmp_path)
+    first = out.splitlines()[0]
+    assert first == (
+        "environments: over the 2 environments that all rows have (Breakout-v5, Pong-v5). "
+        "cleanba_ppo, a lacks Freeway-v5"
+    )
+    _, out, _ = run(capsys, "aggregate", tmp_path, "--format", "json", "--profiles")
+    found = json.loads(out)
+    assert found["environments"]["lacking"] == {"cleanba_ppo, a": ["Freeway-v5"]}
+    a, b = found["aggregate"]
+    assert a["median"] == b["median"]
+    assert a["environments"] == 2
+    assert {row["runs"] for row in found["profiles"]} == {4}
+    assert {row["runs"] for row in found["run_times"]} == {4}
+    _, out, _ = run(capsys, "curves", tmp_path, "--format", "json")
+    found = json.loads(out)
+    assert {row["environments"] for row in found["aggregate_curves"]} == {2}
+    assert "Freeway-v5" in {row["env_id"] for row in found["curves"]}
+
+
+def test_curves_of_scores_alone_are_refused(tmp_path, capsys):
+    (tmp_path / "scores.csv").write_text("env_id,ppo\nPong-v5,20 ± 1\n")
+    code, _, err = run(capsys, "curves", tmp_path)
+    assert code == 2
+    assert "no learning curves, only scores" in err

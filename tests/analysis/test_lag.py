@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from analysis import lag, reproducibility
+from analysis import fingerprints, lag
 from analysis.importers.records import read_records
 from analysis.tables import RunKey, tables
 from tests.sealing import rewrite
@@ -93,7 +93,7 @@ def test_fingerprints_identical_and_first_difference(write_run, tmp_path):
         if row["version"] >= 7:
             row["fingerprint"] = row["fingerprint"][::-1]
     rewrite(path, "".join(json.dumps(row) + "\n" for row in rows))
-    table = reproducibility.fingerprint_table(read_records([tmp_path]))
+    table = fingerprints.pairs(read_records([tmp_path]))
     assert len(table) == 3
     by = {(row.setting_a, row.setting_b): row for row in table.itertuples()}
     same = by["a0-l0-t1", "a0-l0-t4"]
@@ -106,5 +106,5 @@ def test_fingerprints_identical_and_first_difference(write_run, tmp_path):
 
 
 def test_nothing_in_common_is_no_verdict():
-    result = reproducibility.compare_fingerprints({1: "a"}, {2: "a"})
+    result = fingerprints.compare_fingerprints({1: "a"}, {2: "a"})
     assert result.identical is None

@@ -79,9 +79,11 @@ def is_noticed(mutation: Mutation, folder: Path) -> bool:
         return True
     finally:
         path.write_text(source)
-    if done.returncode > 1:  # pytest itself failed, or selected no test
+    if (
+        1 < done.returncode < 128
+    ):  # pytest itself failed, or selected no test; 128 + a signal is a crash
         raise BadInput(f"{mutation.tests}: pytest ends with exit code {done.returncode}")
-    return done.returncode == 1
+    return done.returncode != 0
 
 
 def main(args: Args) -> None:

@@ -237,7 +237,7 @@ def test_every_two_systems_under_one_setting_are_compared(site):
         assert row[3].strip("*") == entry["verdict"]
         shown = float(row[4].split()[0])
         assert shown == pytest.approx(entry["final"]["difference"], abs=0.005)
-        assert row[6] == f"{entry['p']:.3f}"
+        assert [row[6], row[7]] == [f"{entry[p]:.3f}" for p in ("p_equivalent", "p_different")]
 
 
 def test_a_page_of_one_system_compares_no_systems(place, undrawn):
