@@ -151,7 +151,9 @@ def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     scores = scores[scores["env_id"].isin(shared.environments) | lacks_a_reference]
     draws = {"level": args.level, "seed": args.seed}
     results: dict[str, Any] = {
-        "aggregate": summary.aggregate(scores, args.repetitions, method=args.method, **draws)
+        "aggregate": summary.aggregate(
+            scores, args.repetitions, method=args.method, window=args.episodes, **draws
+        )
     }
     if args.format == "table":
         notes = [{k: e[k] for k in ("system", "setting", "note")} for e in results["aggregate"]]
@@ -278,7 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
     try:
-        tables = importers.read(args.paths, args.source)
+        read = importers.read_readable if args.command == "quality" else importers.read
+        tables = read(args.paths, args.source)
         problems = quality.check(tables, args.normalization)
         if args.command in _OF_COMPLETED and not args.include_incomplete:
             tables, problems = _completed(tables, problems, args.paths[0])
@@ -288,6 +291,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
+    except quality.Refused as refused:
+        print(" ".join(str(refused).split()), file=sys.stderr)
+        return 1
     results["quality"] = problems
     try:
         print(output.render(results, args.format), flush=True)

@@ -20,6 +20,7 @@ Scores = Sequence[np.ndarray]
 
 def _flat(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return values `[N]`, the environment of each `[N]`, and the runs per environment `[M]`."""
+    _check(scores)
     sizes = np.array([len(column) for column in scores])
     if not len(sizes) or not sizes.all():
         raise ValueError("every environment needs at least one run")
@@ -27,6 +28,13 @@ def _flat(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if np.isnan(values).any():
         raise ValueError("a score is NaN: exclude the run, and report it")
     return values, np.repeat(np.arange(len(sizes)), sizes), sizes
+
+
+def _check(scores: Scores) -> None:
+    if isinstance(scores, np.ndarray) or any(np.ndim(column) != 1 for column in scores):
+        raise ValueError(
+            "scores are a list with an array of runs per environment: list(runs_x_tasks.T)"
+        )
 
 
 def _ones(counts: np.ndarray | None, size: int) -> np.ndarray:
@@ -115,6 +123,7 @@ def optimality_gap(
     scores: Scores, counts: np.ndarray | None = None, target: float = 1.0
 ) -> np.ndarray:
     """Return the mean amount by which runs fall short of the target; arguments as for `mean`."""
+    _check(scores)
     return target - mean([np.minimum(column, target) for column in scores], counts)
 
 
@@ -169,6 +178,8 @@ def probability_of_improvement(
     """
     if len(x) != len(y):
         raise ValueError("both systems need the same environments")
+    _check(x)
+    _check(y)
     drawn_x = _ones(counts_x, sum(map(len, x)))
     drawn_y = _ones(counts_y, sum(map(len, y)))
     total = np.zeros(drawn_x.shape[1])

@@ -6,19 +6,25 @@ import numpy as np
 import pandas as pd
 
 from analysis import fingerprints
-from analysis.references import reference
-from analysis.tables import InputError, Tables, quality_frame
+from analysis.references import ATARI, game_name, reference
+from analysis.tables import Tables, quality_frame
 
 # A run that ends before this share of the longest run of its system and environment is short.
 SHORT = 0.98
+MOST_MISSING = 20  # of the 57 games, that a table of the benchmark lacks
+
+
+class Refused(Exception):
+    """Data with a problem, where `--strict` allows none; the message is one line."""
 
 
 def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
     """Return the data-quality table: run (or system and setting), problem.
 
     Besides the importers' problems (runs not completed, damage, NaN) it has duplicate runs, missing
-    environments and seeds, runs of unequal length, environments without a reference, and runs with the
-    same fingerprints and other episodes.
+    environments and seeds, runs of unequal length, environments without a reference, runs with the
+    same fingerprints and other episodes, games under two names, and tables that lack a few of the
+    57 Atari games.
     """
     found = list(tables.quality.itertuples(index=False, name=None))
     runs = _runs(tables)
@@ -28,17 +34,19 @@ def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
         _unequal(runs),
         _unknown(runs, normalization),
         _contradictory(tables),
+        _aliases(runs),
+        _missing_games(runs),
     ):
         found += problems
     return quality_frame(found)
 
 
 def refuse(problems: pd.DataFrame) -> None:
-    """Raise InputError with the first problem, if there is any (`--strict`)."""
+    """Raise Refused with the first problem, if there is any (`--strict`)."""
     if len(problems):
         first = problems.iloc[0]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise InputError(f"{first['run']}: {first['problem']}{more}")
+        raise Refused(f"{first['run']}: {first['problem']}{more}")
 
 
 def _runs(tables: Tables) -> pd.DataFrame:
@@ -99,3 +107,25 @@ def _contradictory(tables: Tables) -> Iterator[tuple[str, str]]:
     for row in fingerprints.pairs(tables).itertuples():
         if row.identical and row.to_the_end and not row.same_episodes:
             yield row.run_b, f"same fingerprints as {row.run_a} to the end, but other episodes"
+
+
+def _aliases(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    names: dict[str, list[str]] = {}
+    for env_id in sorted(set(runs["env_id"])) if len(runs) else ():
+        names.setdefault(game_name(env_id), []).append(env_id)
+    for game, several in names.items():
+        if len(several) > 1:
+            yield (
+                ", ".join(several),
+                f"names of one game, {game}: counted as {len(several)} environments",
+            )
+
+
+def _missing_games(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield the games that a table lacks that has most of the 57."""
+    for (system, setting), group in runs.groupby(["system", "setting"], sort=True):
+        games = {game_name(env_id) for env_id in set(group["env_id"])} & ATARI.keys()
+        missing = sorted(ATARI.keys() - games)
+        if missing and len(missing) <= MOST_MISSING:
+            what = f"{len(games)} of the 57 Atari games: without {', '.join(missing)}"
+            yield f"{system}, {setting}", what

@@ -20,7 +20,7 @@ from analysis import aggregates, bootstrap, comparison, fingerprints
 from analysis.comparison import ALPHA, FEWEST_RUNS, MARGIN, PERMUTATIONS, Comparison, Environment
 from analysis.curves import Curves, area_under_curve, normalized, run_curves
 from analysis.references import reference
-from analysis.tables import Tables
+from analysis.tables import UNKNOWN, Tables
 
 OUTCOMES = ("final", "area")
 FLOOR = 0.1  # of the normalised score: the margin does not shrink below a share of this
@@ -96,7 +96,7 @@ def system_verdicts(
     seed: int = 0,
     permutations: int = PERMUTATIONS,
 ) -> list[dict]:
-    """Return a verdict for every two systems under every setting that both have.
+    """Return a verdict for every two systems under every setting that both have, or that is unknown of one.
 
     Like `verdicts`, but without fingerprints, because two systems have different parameters, and
     without pairing runs, because a seed means something else to each.
@@ -108,14 +108,15 @@ def system_verdicts(
     curves = _comparable_curves(tables, axis, points)
     entries = []
     for (a, setting), (b, other) in combinations(_sides(tables), 2):
-        if setting != other:
+        if setting != other and UNKNOWN not in (setting, other):
             continue
-        first, second = (setting_curves(curves, system, setting) for system in (a, b))
+        first = setting_curves(curves, a, setting)
+        second = setting_curves(curves, b, other)
         entries.append(
             {
                 "system_a": a,
                 "system_b": b,
-                "setting": setting,
+                "setting": setting if setting == other else f"{setting} and {other}",
                 **_compared(curves, first, second, False, margin, alpha, seed, permutations),
             }
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import aggregates, bootstrap
-from analysis.scores import by_environment
+from analysis.scores import EPISODES, by_environment
 from analysis.tables import Tables
 
 METRICS = tuple(aggregates.AGGREGATES)
@@ -19,6 +19,7 @@ def aggregate(
     level: float = bootstrap.LEVEL,
     seed: int = 0,
     method: str = "percentile",
+    window: int = EPISODES,
 ) -> list[dict]:
     """Return the aggregates of every system and setting.
 
@@ -28,6 +29,7 @@ def aggregate(
       level: confidence level.
       seed: seed of the draws.
       method: `percentile` or `bca`.
+      window: episodes that a score is meant to average; a note tells which average fewer.
 
     Returns:
       One entry per system and setting: system, setting, then `median`, `iqm`, `mean` and
@@ -61,7 +63,8 @@ def aggregate(
             }
         entry["runs"] = runs
         entry["environments"] = len(environments)
-        entry["note"] = _note(sizes, published)
+        notes = (_note(sizes, published), few_episodes(group["episodes"], window))
+        entry["note"] = "; ".join(filter(None, notes))
         entries.append(entry)
     return entries
 
@@ -80,6 +83,20 @@ def _note(sizes: Sequence[int], published: bool) -> str:
     if min(sizes) < bootstrap.FEW_RUNS:
         return f"{min(sizes)} runs per environment: the interval is too narrow (docs/statistics.md)"
     return ""
+
+
+def few_episodes(episodes: pd.Series, window: int = EPISODES) -> str:
+    """Return how many scores average fewer episodes than they should, in a clause; '' if none does.
+
+    Args:
+      episodes: behind each score; NaN where unknown.
+      window: that a score is meant to average.
+    """
+    few = episodes[episodes < window]
+    if few.empty:
+        return ""
+    number = f"{len(few)} of {len(episodes)} scores"
+    return f"{number} are of fewer than {window} episodes (the fewest {few.min():.0f})"
 
 
 def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:

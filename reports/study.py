@@ -2,7 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -17,12 +17,10 @@ from analysis import (
     time_spent,
     verdicts,
 )
-from analysis.forks import call_all
-from analysis.importers.records import read_records
+from analysis.importers.records import read_readable_records
 from analysis.scores import EPISODES
 from analysis.selection import Comparable
-from analysis.tables import InputError, Tables, concat, quality_frame
-from cleanba.record import find_runs
+from analysis.tables import Tables
 from experiments import state
 from experiments.pool import available_cores
 from experiments.study import (
@@ -151,7 +149,9 @@ def read_study(name: str, runs: Path, out: Path) -> StudyRuns:
       ReportError: if no run is completed, or no record can be read.
       InputError: if there is no record.
     """
-    tables = read_tolerantly(runs)
+    tables = read_readable_records(runs, len(available_cores()))
+    if tables.runs.empty:
+        raise ReportError(f"{runs}: none of the {len(tables.quality)} records there can be read")
     copy = runs / "study.toml"
     plan = load_study(copy) if copy.is_file() else None
     changed = _changed(plan, runs, tables) if plan else ()
@@ -160,32 +160,6 @@ def read_study(name: str, runs: Path, out: Path) -> StudyRuns:
         how = " by a command of its study" if changed else ""
         raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed{how}")
     return study
-
-
-def read_tolerantly(runs: Path) -> Tables:
-    """Read all records below a folder; a damaged one is excluded and named as a problem."""
-    cores = len(available_cores())
-    try:
-        return read_records([runs], cores)
-    except InputError:
-        folders = find_runs(runs)
-        if not folders:
-            raise
-    found = call_all([partial(_read_or_damage, folder) for folder in folders], cores)
-    parts = [one for one in found if isinstance(one, Tables)]
-    damage = [one for one in found if not isinstance(one, Tables)]
-    if not parts:
-        raise ReportError(f"{runs}: none of the {len(folders)} records there can be read")
-    tables = concat(parts)
-    known = list(tables.quality.itertuples(index=False, name=None))
-    return tables._replace(quality=quality_frame([*known, *damage]))
-
-
-def _read_or_damage(folder: Path) -> Tables | tuple[str, str]:
-    try:
-        return read_records([folder])
-    except InputError as error:
-        return str(folder), f"damaged and excluded: {Path(str(error)).name}"
 
 
 def _changed(study: Study, runs: Path, tables: Tables) -> tuple[str, ...]:

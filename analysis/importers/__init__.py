@@ -1,6 +1,7 @@
 """Readers of run records and of other tools' logs; each returns `analysis.tables.Tables`."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.importers import (
@@ -12,9 +13,10 @@ from analysis.importers import (
     score_tables,
     tensorboard,
 )
-from analysis.tables import InputError, Tables, concat
+from analysis.tables import InputError, Tables, concat, tables
 from cleanba.record import find_runs
 
+MOST_NAMED = 5  # files in a problem
 SOURCES = (
     "auto",
     "records",
@@ -68,29 +70,94 @@ _READERS = {
 }
 
 
-def _read_any(path: Path) -> list[Tables]:
+def read_readable(paths: Sequence[Path | str], source: str = "auto") -> Tables:
+    """Read everything at or below the given paths that can be read, and name the rest in `quality`.
+
+    Raises:
+      InputError: if a path does not exist, or holds no log.
+    """
+    parts = []
+    for path in map(Path, paths):
+        if source == "auto" and path.is_dir():
+            parts += _read_any(path, _read_those_readable)
+            continue
+        try:
+            parts.append(read([path], source))
+        except InputError as error:
+            if not path.is_file():
+                raise
+            parts.append(tables(problems=[(str(path), str(error))]))
+    return concat(parts)
+
+
+Reader = Callable[[Sequence[Path]], Tables]
+
+
+def _read_all(reader: Reader, paths: Sequence[Path]) -> list[Tables]:
+    return [reader(paths)]
+
+
+def _read_those_readable(reader: Reader, paths: Sequence[Path]) -> list[Tables]:
+    """Read logs one by one if they cannot be read together; a damaged one becomes a problem."""
+    try:
+        return [reader(paths)]
+    except InputError:
+        pass
+    parts = []
+    for path in paths:
+        try:
+            parts.append(reader([path]))
+        except InputError as error:
+            parts.append(tables(problems=[(str(path), f"damaged and excluded: {error}")]))
+    return parts
+
+
+def _read_any(
+    path: Path, call: Callable[[Reader, Sequence[Path]], list[Tables]] = _read_all
+) -> list[Tables]:
     if path.is_file():
         return [_READERS[_source_of_file(path)]([path])]
-    parts = []
     # openrlbenchmark also has a run.json, beside its run_df.csv
     record_folders = [f for f in find_runs(path) if not (f / "run_df.csv").exists()]
-    if record_folders:
-        parts.append(records.read_records(record_folders))
-    if moolib.find(path):
-        parts.append(moolib.read([path]))
-    if monobeast.find(path):
-        parts.append(monobeast.read([path]))
-    if openrlbenchmark.find(path):
-        parts.append(openrlbenchmark.read([path]))
     # The event files in a record repeat its data, so they are not read.
     events = [f for f in tensorboard.find(path) if not set(f.parents) & set(record_folders)]
-    if events:
-        parts.append(tensorboard.read(sorted({file.parent for file in events})))
-    if found := score_tables.find(path):
-        parts.append(score_tables.read(found))
+    scores = score_tables.find(path)
+    offline = openrlbenchmark.find(path)
+    logs: list[tuple[Reader, Sequence[Path]]] = [
+        (records.read_records, record_folders),
+        (moolib.read, [path] if call is _read_all and moolib.find(path) else moolib.find(path)),
+        (monobeast.read, monobeast.find(path)),
+        (openrlbenchmark.read, [path] if offline else []),
+        (tensorboard.read, sorted({file.parent for file in events})),
+        (score_tables.read, scores),
+    ]
+    parts = [part for reader, found in logs if found for part in call(reader, found)]
     if not parts:
         raise InputError(f"{path}: no log that an importer can read")
-    return parts
+    return [*parts, tables(problems=_not_read(path, scores, record_folders))]
+
+
+def _not_read(
+    path: Path, scores: Sequence[Path], records_at: Sequence[Path]
+) -> list[tuple[str, str]]:
+    """Return the problems of tables that no importer recognises, and of links that are not followed."""
+    unknown, links = [], []
+    for folder, folders, files in os.walk(path):
+        here = Path(folder)
+        links += [here / name for name in folders if (here / name).is_symlink()]
+        if here in records_at:
+            continue
+        unknown += [here / name for name in files if name.endswith((".csv", ".npy"))]
+    unknown = [f for f in unknown if f not in scores and f.name not in score_tables.OTHERS]
+    problems = []
+    for kind, names in (
+        ("tables of a form that is not read", unknown),
+        ("links to folders, not followed", links),
+    ):
+        if names:
+            shown = ", ".join(sorted(name.name for name in names)[:MOST_NAMED])
+            problems.append((str(path), f"{len(names)} {kind}: {shown}"))
+    return problems
 
 
 def _source_of_file(path: Path) -> str:

@@ -105,8 +105,9 @@ def _key(run: Path) -> RunKey:
 def _empty_runs(paths: Sequence[Path], logs: dict[Path, list[Path]]) -> list[tuple[str, str]]:
     """Return a problem for each folder that is named like a run but holds no log."""
     problems = []
-    for path in paths:
-        for folder in sorted(path.iterdir()) if path.is_dir() else ():
+    places = {path for path in paths if path.is_dir()} | {run.parent for run in logs}
+    for place in sorted(places):
+        for folder in sorted(place.iterdir()):
             inside = any(run == folder or folder in run.parents for run in logs)
             match = FOLDER.fullmatch(folder.name)
             if folder.is_dir() and match and not inside:

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from analysis.forks import call_all
-from analysis.tables import InputError, RunKey, Tables, tables
+from analysis.tables import InputError, RunKey, Tables, concat, tables
 from cleanba.record import Episode, RecordError, Rollout, Row, Run, Update, find_runs, read_run
 from cleanba.record.consistency import contradictions
 
@@ -49,6 +49,31 @@ def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
         [(one.key, one.summary) for one in read],
         problems=[(one.key.run, problem) for one in read for problem in one.problems],
     )
+
+
+def read_readable_records(path: Path, cores: int = 1) -> Tables:
+    """Read all run records below a folder; a damaged one is left out, and named in `quality`.
+
+    Raises:
+      InputError: if there is no record.
+    """
+    try:
+        return read_records([path], cores)
+    except InputError:
+        folders = find_runs(path)
+        if not folders:
+            raise
+    found = call_all([partial(_read_or_damage, folder) for folder in folders], cores)
+    parts = [one for one in found if isinstance(one, Tables)]
+    damage = tables(problems=[one for one in found if not isinstance(one, Tables)])
+    return concat([*parts, damage])
+
+
+def _read_or_damage(folder: Path) -> Tables | tuple[str, str]:
+    try:
+        return read_records([folder])
+    except InputError as error:
+        return str(folder), f"damaged and excluded: {Path(str(error)).name}"
 
 
 class _Record(NamedTuple):

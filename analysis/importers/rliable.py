@@ -46,10 +46,13 @@ def read(paths: Sequence[Path]) -> Tables:
                 matrix = _matrix(file, algorithm, runs)
                 named = {f"task {i}": column for i, column in enumerate(matrix.T)}
                 normalized = True
+            if missing := sum(int(np.isnan(column).sum()) for column in named.values()):
+                problems.append(
+                    (str(file), f"{missing} scores of {algorithm} are NaN, and left out")
+                )
             for task, column in named.items():
                 for seed, value in enumerate(column):
                     if np.isnan(value):
-                        problems.append((str(file), f"NaN: {algorithm}, {task}, run {seed}"))
                         continue
                     key = RunKey(f"{file}#{algorithm}#{seed}", algorithm, UNKNOWN, task, seed)
                     data = {"score": [value], "std": [np.nan], "normalized": [normalized]}

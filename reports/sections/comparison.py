@@ -1,8 +1,9 @@
 """Sections that compare hardware settings and systems."""
 
 from analysis import lag_tables, verdicts
-from analysis.scores import EPISODES
+from analysis.scores import EPISODES, final_scores
 from analysis.selection import GROUP
+from analysis.summary import few_episodes
 from plots import style
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
@@ -41,8 +42,10 @@ def summary(study: StudyRuns) -> Section:
                 cells.same_bits(study.pairs, row.system, row.env_id),
             )
         )
+    few = few_episodes(final_scores(study.done)["episodes"])
     text = (
-        f"Final score: mean return of the last {EPISODES} training episodes, averaged over seeds. "
+        f"Final score: mean return of the last {EPISODES} training episodes, averaged over seeds"
+        f"{f' ({few})' if few else ''}. "
         "SPS: agent steps per second without compilation. Policy lag: in policy versions, averaged "
         "over rollouts. Waited more: the side that waited longer for the other, and its share of the "
         "wall time. Same bits: whether the parameters of all runs that differ only in the hardware "

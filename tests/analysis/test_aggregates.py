@@ -233,3 +233,16 @@ def test_fractional_counts_are_weights(name):
     halves = counts / 2 + 0.5  # whole numbers and halves
     assert np.isfinite(statistic(scores, halves)).all()
     assert (np.abs(statistic(scores, halves) - statistic(scores, counts)) > 1e-9).any()
+
+
+def test_an_array_of_runs_by_tasks_is_refused_and_not_misread():
+    """As rliable takes it; its rows would be taken for environments."""
+    scores = np.random.default_rng(0).random((5, 3))
+    for function in aggregates.AGGREGATES.values():
+        with pytest.raises(ValueError, match="an array of runs per environment"):
+            function(scores)
+        with pytest.raises(ValueError, match="an array of runs per environment"):
+            function([scores, scores])
+    with pytest.raises(ValueError, match="an array of runs per environment"):
+        aggregates.probability_of_improvement(scores, scores)
+    assert aggregates.median(list(scores.T)) == np.median(scores.mean(axis=0))

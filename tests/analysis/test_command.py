@@ -120,7 +120,7 @@ def test_strict_refuses(write_run, tmp_path, capsys):
     write_run(seed=2, status="failed")
     assert run(capsys, "aggregate", tmp_path)[0] == 0
     code, out, err = run(capsys, "aggregate", tmp_path, "--strict")
-    assert code == 2
+    assert code == 1
     assert out == ""
     assert "status is 'failed'" in err
 
@@ -330,3 +330,13 @@ def test_curves_of_scores_alone_are_refused(tmp_path, capsys):
     code, _, err = run(capsys, "curves", tmp_path)
     assert code == 2
     assert "no learning curves, only scores" in err
+
+
+def test_scores_of_few_episodes_are_noted(write_run, tmp_path, capsys):
+    for seed, episodes in ((1, 100), (2, 7)):
+        write_run(seed=seed, episodes=episodes)
+    _, out, _ = run(capsys, "aggregate", tmp_path, "--format", "json")
+    (entry,) = json.loads(out)["aggregate"]
+    assert "1 of 2 scores are of fewer than 100 episodes (the fewest 7)" in entry["note"]
+    _, out, _ = run(capsys, "aggregate", tmp_path, "--format", "json", "--episodes", "7")
+    assert "fewer" not in json.loads(out)["aggregate"][0]["note"]

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.__main__ import main
-from reports.study import read_tolerantly
+from analysis.importers.records import read_readable_records
 
 FILES = ("episodes.jsonl", "updates.jsonl", "rollouts.jsonl")
 
@@ -30,19 +30,27 @@ def damaged(request, write_run, tmp_path):
     return tmp_path, path
 
 
-@pytest.mark.parametrize("words", [("aggregate",), ("quality",), ("quality", "--strict")])
-def test_the_analysis_refuses_it(damaged, words, capsys):
+def test_the_analysis_refuses_it(damaged, capsys):
     folder, path = damaged
-    assert main([words[0], str(folder), *words[1:]]) == 2
+    assert main(["aggregate", str(folder)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"{path} is damaged" in printed.err
     assert len(printed.err.splitlines()) == 1
 
 
+def test_quality_names_it_and_reads_the_rest(damaged, capsys):
+    folder, path = damaged
+    assert main(["quality", str(folder), "--format", "json"]) == 0
+    printed = capsys.readouterr().out
+    assert f"damaged and excluded: {path} is damaged" in printed
+    assert main(["quality", str(folder), "--strict"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_a_report_names_it_and_leaves_it_out(damaged):
     folder, path = damaged
-    tables = read_tolerantly(folder)
+    tables = read_readable_records(folder)
     (named,) = [p for run, p in tables.quality.itertuples(index=False) if run == str(path.parent)]
     assert named.startswith(f"damaged and excluded: {path.name} is damaged")
     for frame in (tables.curves, tables.rollouts, tables.updates, tables.runs):
@@ -62,4 +70,4 @@ def test_other_files_of_another_size_fail_a_strict_check(write_run, tmp_path, ca
     assert "actions/rollouts.bin is damaged: 1 bytes, 0 when the run ended" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert main(["quality", str(tmp_path), "--strict"]) == 2
+    assert main(["quality", str(tmp_path), "--strict"]) == 1

@@ -16,6 +16,7 @@ from analysis.importers import (
     score_tables,
     tensorboard,
 )
+from analysis.references import ATARI
 from analysis.scores import final_scores
 from analysis.tables import InputError
 
@@ -474,7 +475,7 @@ def test_rliable_dictionaries(tmp_path):
         assert scores["env_id"].nunique() == 2
     tables = rliable.read([tmp_path / "c.json"])
     assert final_scores(tables)["normalized"].tolist() == [1, 0, 0]
-    assert "NaN: A, Boxing, run 1" in tables.quality["problem"].tolist()
+    assert "1 scores of A are NaN, and left out" in tables.quality["problem"].tolist()
 
 
 def test_pickles_are_not_read(tmp_path):
@@ -541,4 +542,115 @@ def test_good_data_has_no_problem(write_run, tmp_path):
 def test_all_published_data_at_once(published):
     tables = importers.read([published])
     assert set(tables.runs["system"]) >= {"moolib", "monobeast", "cleanba_ppo", "cleanba_impala"}
-    assert len(tables.scores) == 528
+    assert len(tables.scores) == 480  # 48 of 528 are in two tables
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "Pong-v5,14.6 ± 0.1\nBoxing-v5,12 ± 1\n", "line 1: no header"),
+        ("a.csv", ',"A, 1 GPU",\nPong-v5,14.6 ± 0.1,1 ± 1\n', "line 1: a column has no name"),
+        ("a.csv", ",A,A\nPong-v5,14.6 ± 0.1,1 ± 1\n", "line 1: two columns have the same name"),
+        ("a.csv", ",A\nPong-v5,14.6 ± -0.1\n", "line 2: A: a negative spread"),
+        ("a.csv", ",A\nPong-v5,1e308 ± 0.1\n", "line 2: A is implausibly large"),
+        ("a.csv", ",A\nPong-v5,1 ± 1\nPong-v5,2 ± 1\n", "line 3: Pong-v5 appears twice"),
+        ("a_runtimes.csv", ",A\nPong-v5,14.6 ± 0.1\n", "line 2: A: a time with a spread"),
+        ("a_runtimes.csv", ",A\nPong-v5,-3\n", "line 2: A: a negative time"),
+        ("long.csv", "system,env_id,score\n,Pong-v5,1\n", "line 2: no system"),
+        ("long.csv", "system,env_id,score\nppo,,1\n", "line 2: no env_id"),
+        ("long.csv", "system,env_id,seed,score\nppo,Pong-v5,-1,1\n", "line 2: a negative seed"),
+        ("long.csv", "system,env_id,score\nppo,Pong-v5,x\n", "line 2: score is not a number"),
+    ],
+)
+def test_a_score_table_that_would_be_misread_is_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        importers.read([tmp_path / name])
+
+
+def test_a_column_is_split_into_system_and_setting_at_its_comma(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text(',"cleanba_ppo, a0-l1,2-d1-t2",ppo\nPong-v5,1 ± 1,2 ± 1\n')
+    scores = importers.read([path]).scores
+    assert list(zip(scores["system"], scores["setting"], strict=True)) == [
+        ("cleanba_ppo", "a0-l1,2-d1-t2"),
+        ("ppo", "-"),
+    ]
+
+
+def test_a_score_in_two_tables_is_read_once_and_named(tmp_path):
+    """Doubled means would be taken for two runs, and get an interval."""
+    (tmp_path / "one.csv").write_text(",A,B\nPong-v5,1 ± 1,2 ± 1\n")
+    (tmp_path / "two.csv").write_text(",A,C\nPong-v5,1 ± 1,3 ± 1\n")
+    tables = importers.read([tmp_path])
+    assert sorted(tables.scores["system"]) == ["A", "B", "C"]
+    assert "1 scores are in" in tables.quality["problem"].item()
+
+
+def test_a_long_table_holds_runs(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [f"ppo,{setting},Pong-v5,{seed},{seed / 2}" for setting in "ab" for seed in (1, 2, 3)]
+    path.write_text("\n".join(["Algorithm,setting,game,seed,score", *rows]) + "\n")
+    scores = importers.read([tmp_path]).scores
+    assert scores["seed"].tolist() == [1, 2, 3] * 2
+    assert scores["score"].tolist() == [0.5, 1.0, 1.5] * 2
+    assert scores["setting"].tolist() == ["a"] * 3 + ["b"] * 3
+    without_seeds = tmp_path / "more.csv"
+    without_seeds.write_text("system,env_id,score,normalized\nx,e,0.5,1\nx,e,0.25,1\nx,f,,1\n")
+    tables = importers.read([without_seeds])
+    assert tables.scores["seed"].tolist() == [1, 2]
+    assert tables.scores["normalized"].all()
+    assert "no score of x on f" in tables.quality["problem"].item()
+
+
+def test_what_is_not_read_in_a_folder_is_named(tmp_path, write_run):
+    write_run(folder=tmp_path / "logs" / "a")
+    elsewhere = write_run(folder=tmp_path / "elsewhere" / "b")
+    (tmp_path / "logs" / "b").symlink_to(elsewhere)
+    (tmp_path / "logs" / "table2.csv").write_text("x,y\n1,2\n")
+    tables = importers.read([tmp_path / "logs"])
+    assert len(tables.runs) == 1
+    problems = tables.quality["problem"].tolist()
+    assert "1 tables of a form that is not read: table2.csv" in problems
+    assert "1 links to folders, not followed: b" in problems
+
+
+def test_a_game_without_logs_is_named_from_the_root_of_a_checkout(tmp_path):
+    write_moolib(tmp_path / "data")
+    (tmp_path / "data" / "Skiing-1-name").mkdir()
+    problems = " ".join(importers.read([tmp_path]).quality["problem"])
+    assert "no logs of Skiing-v5" in problems
+
+
+def test_two_names_of_one_game_are_named(write_run, tmp_path):
+    write_run(env_id="Alien-v5")
+    write_run(folder=tmp_path / "other", env_id="ALE/Alien-v5")
+    problems = quality.check(importers.read([tmp_path]))
+    assert "names of one game, Alien: counted as 2 environments" in set(problems["problem"])
+
+
+def test_the_games_that_a_published_table_lacks_are_one_line(tmp_path):
+    games = sorted(ATARI)[4:]
+    (tmp_path / "a.csv").write_text(",A\n" + "".join(f"{game}-v5,1 ± 1\n" for game in games))
+    problems = quality.check(importers.read([tmp_path]))
+    missing = ", ".join(sorted(ATARI)[:4])
+    assert problems["problem"].tolist() == [f"53 of the 57 Atari games: without {missing}"]
+
+
+def test_quality_reads_what_can_be_read_of_any_source(tmp_path):
+    write_moolib(tmp_path, "Pong")
+    (tmp_path / "Boxing-1-name/peers/p").mkdir(parents=True)
+    (tmp_path / "Boxing-1-name/peers/p/logs.tsv").write_text("a\tb\nx\n")
+    (tmp_path / "good.csv").write_text(",A\nPong-v5,1 ± 1\n")
+    (tmp_path / "bad.csv").write_text(",A\nPong-v5,1 ± x\n")
+    with pytest.raises(InputError):
+        importers.read([tmp_path])
+    tables = importers.read_readable([tmp_path])
+    assert list(tables.runs["env_id"]) == ["Pong-v5"]
+    assert list(tables.scores["env_id"]) == ["Pong-v5"]
+    named = [p for p in tables.quality["problem"] if p.startswith("damaged and excluded: ")]
+    assert len(named) == 2
+    assert "line 2" in " ".join(named)
+    alone = importers.read_readable([tmp_path / "bad.csv", tmp_path / "good.csv"])
+    assert len(alone.scores) == 1
+    assert "bad.csv, line 2" in alone.quality["problem"].item()

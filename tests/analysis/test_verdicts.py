@@ -439,3 +439,15 @@ def test_a_share_by_chance_is_not_taken_for_an_effect():
     assert np.mean(shares) > 0.05
     assert np.mean(shares) == pytest.approx(np.mean(chances), abs=0.06)
     assert small <= 6
+
+
+def test_an_import_without_a_setting_is_compared_with_every_setting(write_run, tmp_path):
+    for seed in (1, 2):
+        write_run(system="ppo", setting="-", seed=seed)
+        write_run(system="impala", setting="a", seed=seed)
+        write_run(system="impala", setting="b", seed=seed)
+    entries = reproducibility.system_verdicts(read_records([tmp_path]))
+    assert [(e["system_a"], e["system_b"], e["setting"]) for e in entries] == [
+        ("impala", "ppo", "a and -"),
+        ("impala", "ppo", "b and -"),
+    ]
