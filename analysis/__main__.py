@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
         default="settings",
         help="compare the settings of each system, or the systems under each setting",
     )
+    same.add_argument(
+        "--long", action="store_true", help="all columns, and a row per environment and outcome"
+    )
 
     commands.add_parser("quality", parents=[shared], help="problems with the data")
     return parser
@@ -155,7 +158,7 @@ def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
             scores, args.repetitions, method=args.method, window=args.episodes, **draws
         )
     }
-    if args.format == "table":
+    if args.format in output.FOR_READING:
         notes = [{k: e[k] for k in ("system", "setting", "note")} for e in results["aggregate"]]
         results["aggregate"] = summary.aggregate_frame(results["aggregate"])
         results["notes"] = [note for note in notes if note["note"]]
@@ -179,7 +182,7 @@ def _on(tables: Tables, environments: Sequence[str]) -> Tables:
 
 def _with_shared(results: dict[str, Any], shared: selection.Shared, form: str) -> dict[str, Any]:
     """Return results with the environments that their rows are over, above the first table."""
-    if form == "table":
+    if form in output.FOR_READING:
         return {"environments": shared.sentence()} | results
     return results | {"environments": shared._asdict()}
 
@@ -227,15 +230,37 @@ def _reproducibility(tables: Tables, args: argparse.Namespace) -> dict[str, Any]
         found = reproducibility.system_verdicts(tables, *options, seed=args.seed)
         if not found:
             raise InputError(f"{args.paths[0]}: no hardware setting has two or more systems")
-        return _with_environments(found)
-    found = reproducibility.verdicts(tables, *options, seed=args.seed)
-    if not found:
-        raise InputError(f"{args.paths[0]}: no system has two or more hardware settings")
-    return {
-        **_with_environments(found),
-        "fingerprints": fingerprints.pairs(tables),
-        "variation": variation.variation(final_scores(tables), seed=args.seed),
-    }
+        further = {}
+    else:
+        found = reproducibility.verdicts(tables, *options, seed=args.seed)
+        if not found:
+            raise InputError(f"{args.paths[0]}: no system has two or more hardware settings")
+        further = {"variation": variation.variation(final_scores(tables), seed=args.seed)}
+    if args.format in output.FOR_READING and not args.long:
+        return _short(found) | further
+    if args.between == "settings":
+        further = {"fingerprints": fingerprints.pairs(tables)} | further
+    return _with_environments(found) | further
+
+
+def _short(entries: Sequence[dict]) -> dict[str, Any]:
+    """Return verdicts in few columns, and their notes."""
+    rows, notes = [], []
+    for entry in entries:
+        names = {k: v for k, v in entry.items() if k.startswith(("system", "setting"))}
+        row = names | {
+            k: entry.get(k) for k in ("verdict", "p_equivalent", "p_different", "drivers")
+        }
+        if "fingerprints" in entry:
+            prints = entry["fingerprints"]
+            row["bits"] = (
+                f"{prints['identical']} of {prints['expected']}" if prints["pairs"] else None
+            )
+        row["runs"] = f"{entry['runs_a']}, {entry['runs_b']}" if "runs_a" in entry else None
+        rows.append(row | {"more_seeds": entry.get("more_seeds")})
+        if entry["note"]:
+            notes.append(names | {"note": entry["note"]})
+    return {"reproducibility": rows, "notes": notes}
 
 
 def _with_environments(entries: Sequence[dict]) -> dict[str, Any]:
@@ -300,7 +325,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if args.format == "csv" and args.command != "quality" and len(problems):
+    alone = args.format not in ("table", "json")  # one table is printed
+    if alone and args.command != "quality" and len(problems):
         print(output.render({"quality": problems}, "table"), file=sys.stderr)
     return 0
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-FORMATS = ("table", "json", "csv")
+FOR_READING = ("table", "markdown", "latex")  # rounded, in few columns
+FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
 def bad_input(error: Exception) -> int:
@@ -48,12 +49,16 @@ def render(results: Mapping[str, Any], form: str) -> str:
 
     Args:
       results: name -> table (frame, or list of mappings), the main one first, and `quality`.
-      form: `table` (all of them, for reading), `json` (all of them) or `csv` (the main one).
+      form: `table` (all of them, for reading), `json` (all of them), or `csv`, `markdown` or `latex` (the
+        main one).
     """
     if form == "json":
         return json.dumps(plain(results), indent=1, allow_nan=False)
     if form == "csv":
         return flat(next(iter(results.values()))).to_csv(index=False).rstrip("\n")
+    if form in ("markdown", "latex"):
+        main = next(value for value in results.values() if not isinstance(value, str))
+        return (_markdown if form == "markdown" else _latex)(flat(main))
     return "\n\n".join(_section(name, value) for name, value in results.items())
 
 
@@ -66,6 +71,29 @@ def _section(name: str, value: Any) -> str:
         return f"{title}: none"
     text = frame.astype(object).map(_cell).to_string(index=False, justify="left")
     return f"{title}\n{text}"
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    rows = [list(frame.columns), ["---"] * len(frame.columns)]
+    rows += [
+        [_cell(value).replace("|", "\\|") for value in row]
+        for row in frame.astype(object).to_numpy()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _latex(frame: pd.DataFrame) -> str:
+    rows = [[_escaped(_cell(value)) for value in row] for row in frame.astype(object).to_numpy()]
+    lines = [
+        " & ".join(row) + r" \\" for row in [[_escaped(name) for name in frame.columns], *rows]
+    ]
+    body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([rf"\begin{{tabular}}{{{'l' * len(frame.columns)}}}", *body, r"\end{tabular}"])
+
+
+def _escaped(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
 
 
 def _cell(value: Any) -> str:

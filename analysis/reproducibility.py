@@ -356,6 +356,7 @@ def _decide(entries: list[dict], alpha: float) -> list[dict]:
     for entry in filter(_is_identical, entries):
         # Caveats about tests do not apply to a comparison of bits.
         alone = entry["fingerprints"]["without_partner"]
+        entry["more_seeds"] = np.nan
         entry["note"] = f"runs without a partner: {alone}" if alone else ""
     return [{**_names(entry), "verdict": _verdict(entry, alpha), **entry} for entry in entries]
 

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from analysis import output
 from analysis.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +79,7 @@ def test_aggregate_at_a_step_a_time_and_the_best(study, capsys):
 
 
 @pytest.mark.parametrize("command", ["aggregate", "curves", "lag", "reproducibility", "quality"])
-@pytest.mark.parametrize("form", ["table", "json", "csv"])
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "latex"])
 def test_every_command_in_every_form(study, capsys, command, form):
     code, out, err = run(capsys, command, study, "--format", form)
     assert code == 0
@@ -88,6 +90,33 @@ def test_every_command_in_every_form(study, capsys, command, form):
         assert len({line.count(",") for line in out.splitlines()[:1]}) == 1
     elif form == "table":
         assert "quality: none" in out
+    elif form == "markdown":
+        rows = [line.split(" | ") for line in out.splitlines()]
+        assert {len(row) for row in rows} == {len(rows[0])}
+        assert out.startswith("| ")
+    elif form == "latex":
+        header, *rows = [line for line in out.splitlines() if line.endswith(r" \\")]
+        assert {row.count(" & ") for row in rows} <= {header.count(" & ")}
+        assert out.startswith(r"\begin{tabular}{l")
+
+
+def test_latex_escapes_what_is_special_there():
+    frame = pd.DataFrame({"a_b": [r"50% & {x} \ #1"]})
+    text = output.render({"x": frame}, "latex")
+    assert r"a\_b \\" in text
+    assert r"50\% \& \{x\} \textbackslash{} \#1 \\" in text
+
+
+def test_the_short_table_of_verdicts_fits_a_terminal_and_the_long_one_has_every_environment(
+    study, capsys
+):
+    _, short, _ = run(capsys, "reproducibility", study)
+    table = short.split("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 120
+    assert "6 of 6" in table
+    _, whole, _ = run(capsys, "reproducibility", study, "--long")
+    assert "by environment" in whole
+    assert "by environment" not in short
 
 
 def test_reproducibility_of_identical_runs(study, capsys):
