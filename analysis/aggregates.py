@@ -70,23 +70,31 @@ def mean(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
     Returns:
       A number, or `[R]` with counts.
     """
-    means = environment_means(scores, _ones(counts, sum(map(len, scores))))
+    return _value(_mean_of(environment_means(scores, _ones(counts, sum(map(len, scores))))), counts)
+
+
+def _mean_of(means: np.ndarray) -> np.ndarray:
     total = np.zeros(means.shape[1])
     for row in means:
         total += row
-    return _value(total / len(means), counts)
+    return total / len(means)
 
 
 def median(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
     """Return the median over environments of the mean over runs; arguments as for `mean`."""
-    means = environment_means(scores, _ones(counts, sum(map(len, scores))))
-    ordered = np.ascontiguousarray(means.T)
+    return _value(
+        _median_of(environment_means(scores, _ones(counts, sum(map(len, scores))))), counts
+    )
+
+
+def _median_of(means: np.ndarray) -> np.ndarray:
+    ordered = np.array(means.T, order="C")  # a copy, which is reordered in place
     middle = len(means) // 2
     if len(means) % 2:
         ordered.partition(middle, axis=1)
-        return _value(ordered[:, middle].copy(), counts)
+        return ordered[:, middle].copy()
     ordered.partition((middle - 1, middle), axis=1)
-    return _value((ordered[:, middle - 1] + ordered[:, middle]) / 2, counts)
+    return (ordered[:, middle - 1] + ordered[:, middle]) / 2
 
 
 def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
@@ -133,6 +141,23 @@ AGGREGATES: dict[str, Callable[..., np.ndarray]] = {
     "mean": mean,
     "optimality_gap": optimality_gap,
 }
+
+
+def all_aggregates(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return all of `AGGREGATES` in their order, faster than one by one; arguments as for `mean`.
+
+    Returns:
+      `[4]`, or `[4, R]` with counts.
+    """
+    means = environment_means(scores, _ones(counts, sum(map(len, scores))))
+    return np.stack(
+        [
+            _value(_median_of(means), counts),
+            iqm(scores, counts),
+            _value(_mean_of(means), counts),
+            optimality_gap(scores, counts),
+        ]
+    )
 
 
 def profile(scores: Scores, taus: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:

@@ -164,14 +164,49 @@ def interval(
       seed: seed of the draws.
       method: `percentile` or `bca`.
     """
-    value = float(statistic(None))
-    if max(sizes) < 2 or repetitions < 1:
-        return Interval(value, float("nan"), float("nan"))
-    values = replicates(statistic, sizes, repetitions, seed)
-    if method == "bca":
-        ends = bca_interval(values, value, jackknife_influence(statistic, sizes), level)
-    elif method == "percentile":
-        ends = percentile_interval(values, level)
-    else:
+    (found,) = intervals(
+        lambda counts: np.asarray(statistic(counts))[None], sizes, repetitions, level, seed, method
+    )
+    return found
+
+
+def intervals(
+    statistics: Callable[[np.ndarray | None], np.ndarray],
+    sizes: Sequence[int],
+    repetitions: int = REPETITIONS,
+    level: float = LEVEL,
+    seed: int = 0,
+    method: str = "percentile",
+) -> list[Interval]:
+    """Return several statistics of the scores with their intervals, from the same replicates.
+
+    Args:
+      statistics: takes counts `[N, B]` and returns `[K, B]`, or None for the data and returns `[K]`.
+      sizes: as for `interval`, with the other arguments.
+      repetitions: number of replicates.
+      level: confidence level.
+      seed: seed of the draws.
+      method: `percentile` or `bca`.
+    """
+    if method not in ("percentile", "bca"):
         raise ValueError(f"no such method: {method!r}")
-    return Interval(value, float(ends[0]), float(ends[1]))
+    values = [float(value) for value in statistics(None)]
+    if max(sizes) < 2 or repetitions < 1:
+        return [Interval(value, float("nan"), float("nan")) for value in values]
+    drawn = replicates(statistics, sizes, repetitions, seed)
+    if method == "percentile":
+        ends = percentile_interval(drawn, level).T
+    else:
+        ends = [
+            bca_interval(
+                row,
+                value,
+                jackknife_influence(lambda counts, k=k: statistics(counts)[k], sizes),
+                level,
+            )
+            for k, (row, value) in enumerate(zip(drawn, values, strict=True))
+        ]
+    return [
+        Interval(value, float(low), float(high))
+        for value, (low, high) in zip(values, ends, strict=True)
+    ]

@@ -1,6 +1,7 @@
 """Summaries of systems: aggregates with intervals, performance profiles, probability of improvement."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -44,23 +45,18 @@ def aggregate(
         # The number of runs of a published mean is unknown.
         runs = None if published else sum(sizes)
         entry: dict = {"system": system, "setting": setting}
-        for name in METRICS:
-            estimate = bootstrap.Interval(np.nan, np.nan, np.nan)
-            if columns:
-                statistic = aggregates.AGGREGATES[name]
-                estimate = bootstrap.interval(
-                    lambda counts, s=statistic, c=columns: s(c, counts),
-                    sizes,
-                    0 if published else repetitions,
-                    level,
-                    seed,
-                    method,
-                )
-            entry[name] = {
-                **estimate._asdict(),
-                "runs": runs,
-                "environments": len(environments),
-            }
+        estimates = [bootstrap.Interval(np.nan, np.nan, np.nan)] * len(METRICS)
+        if columns:
+            estimates = bootstrap.intervals(
+                partial(aggregates.all_aggregates, columns),
+                sizes,
+                0 if published else repetitions,
+                level,
+                seed,
+                method,
+            )
+        for name, estimate in zip(METRICS, estimates, strict=True):
+            entry[name] = {**estimate._asdict(), "runs": runs, "environments": len(environments)}
         entry["runs"] = runs
         entry["environments"] = len(environments)
         notes = (_note(sizes, published), few_episodes(group["episodes"], window))

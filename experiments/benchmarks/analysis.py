@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from cleanba.record import Episode, RunInfo, RunWriter, run_name
 from cleanba.run.arguments import Count
@@ -35,20 +36,22 @@ def simulated_scores(games: int, seeds: int) -> dict[str, np.ndarray]:
     return {f"system {i}": (levels * noise)[i] for i in range(SYSTEMS)}
 
 
-def all_aggregates(columns: list[np.ndarray], repetitions: int) -> np.ndarray:
-    """Return the bootstrap replicates of the four aggregates, `[4, repetitions]`.
-
-    Args:
-      columns: scores of the runs on each game.
-      repetitions: of the bootstrap.
-    """
-    from analysis import aggregates, bootstrap
-
-    return bootstrap.replicates(
-        lambda counts: np.stack([f(columns, counts) for f in aggregates.AGGREGATES.values()]),
-        [len(column) for column in columns],
-        repetitions,
-        seed=0,
+def score_frame(scores: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Return scores `[runs, games]` by system as `scores.final_scores` returns those of runs."""
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "system": system,
+                "setting": "-",
+                "env_id": np.repeat(
+                    [f"game {game}" for game in range(values.shape[1])], len(values)
+                ),
+                "normalized": values.T.ravel(),
+                "seed": 0,
+                "episodes": 100,
+            }
+        )
+        for system, values in scores.items()
     )
 
 
@@ -75,17 +78,22 @@ def rank_error(replicates: np.ndarray, ends: np.ndarray, level: float) -> float:
 
 
 def measure_bootstrap(games: int, seeds: int, repetitions: int) -> Values:
-    """Time the same intervals here and in rliable, and compare them."""
+    """Time the same intervals by `summary.aggregate` and by rliable, and compare them."""
     from rliable import library, metrics
 
-    from analysis import bootstrap
+    from analysis import aggregates, bootstrap, summary
 
     scores = simulated_scores(games, seeds)
+    frame = score_frame(scores)
     start = time.perf_counter()
-    ours = {name: all_aggregates(list(s.T), repetitions) for name, s in scores.items()}
-    for replicates in ours.values():
-        bootstrap.percentile_interval(replicates)
+    summary.aggregate(frame, repetitions)
     our_time = time.perf_counter() - start
+    ours = {
+        name: bootstrap.replicates(
+            partial(aggregates.all_aggregates, list(s.T)), [seeds] * games, repetitions
+        )
+        for name, s in scores.items()
+    }
     start = time.perf_counter()
     _, theirs = library.get_interval_estimates(
         scores,

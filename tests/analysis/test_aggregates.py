@@ -246,3 +246,25 @@ def test_an_array_of_runs_by_tasks_is_refused_and_not_misread():
     with pytest.raises(ValueError, match="an array of runs per environment"):
         aggregates.probability_of_improvement(scores, scores)
     assert aggregates.median(list(scores.T)) == np.median(scores.mean(axis=0))
+
+
+@pytest.mark.parametrize("sizes", [[3] * 6, [2, 5, 1, 3]])
+def test_all_aggregates_are_those_one_by_one(sizes):
+    rng = np.random.default_rng(0)
+    scores = [rng.lognormal(size=size) for size in sizes]
+    counts = bootstrap.draw_counts(sizes, 500, rng)
+    together = aggregates.all_aggregates(scores, counts)
+    for row, alone in zip(together, aggregates.AGGREGATES.values(), strict=True):
+        assert (row == alone(scores, counts)).all()
+    for value, alone in zip(
+        aggregates.all_aggregates(scores), aggregates.AGGREGATES.values(), strict=True
+    ):
+        assert value == alone(scores)
+    for method in ("percentile", "bca"):
+        found = bootstrap.intervals(
+            lambda c: aggregates.all_aggregates(scores, c), sizes, 500, method=method
+        )
+        for one, alone in zip(found, aggregates.AGGREGATES.values(), strict=True):
+            assert one == bootstrap.interval(
+                lambda c, f=alone: f(scores, c), sizes, 500, method=method
+            )
