@@ -52,6 +52,6 @@ def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> 
         environments = style.counts_text(aggregates["environments"], "environments")
         note = ", ".join(part for part in (counts, environments) if part)
         first = style.sentence(what, bars, note, source)
-        notes = " · ".join(text for text in aggregates["note"].unique() if text)
-        style.source_line(figure, f"{first}\n{notes}" if notes else first)
+        notes = [note for note in aggregates["note"].unique() if note]
+        style.source_line(figure, "\n".join([first, *notes]))
     return figure

@@ -6,6 +6,7 @@ first setting is drawn wide and pale and the others thin and dark on top of it: 
 """
 
 import io
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ GREY = "#777777"
 WIDTH = 8.0  # inches
 PANELS_PER_ROW = 3
 DPI = 200
+CHARACTERS_PER_INCH = 17  # of a caption: DejaVu Sans at 7 points, with room for wide letters
 
 RC = {
     "font.size": 8,
@@ -188,8 +190,10 @@ def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str 
 
 
 def source_line(figure: Figure, text: str) -> None:
-    """Write the number of seeds and the source of the data below the panels."""
-    figure.supxlabel(text, fontsize=7, color=GREY, x=0.995, ha="right")
+    """Write the number of seeds and the source of the data below the panels, wrapped to its width."""
+    width = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, width)]
+    figure.supxlabel("\n".join(lines), fontsize=7, color=GREY, x=0.995, ha="right")
 
 
 def seeds_text(counts: Iterable[int]) -> str:
