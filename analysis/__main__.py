@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import pandas as pd
 
 from analysis import (
     bootstrap,
-    curves,
     fingerprints,
     importers,
     lag,
+    learning_curves,
     output,
     quality,
     reproducibility,
@@ -29,7 +28,7 @@ from analysis import (
 from analysis.importers import SOURCES
 from analysis.references import NORMALIZATIONS
 from analysis.scores import Rule, final_scores, hts_metrics
-from analysis.tables import InputError, Tables, quality_frame
+from analysis.tables import InputError, Tables
 
 MOST_ACTORS = 40
 
@@ -115,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     learning = commands.add_parser("curves", parents=[shared], help="learning curves with bands")
-    learning.add_argument("--axis", choices=tuple(curves.AXES), default="step")
-    learning.add_argument("--points", type=_whole(1, 100_000), default=curves.POINTS)
+    learning.add_argument("--axis", choices=tuple(learning_curves.AXES), default="step")
+    learning.add_argument("--points", type=_whole(1, 100_000), default=learning_curves.POINTS)
     learning.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per point")
     learning.add_argument("--repetitions", type=_REPETITIONS, default=2000)
     learning.add_argument("--level", type=_LEVEL, default=bootstrap.LEVEL, help="confidence level")
@@ -124,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("lag", parents=[shared], help="policy lag")
 
     same = commands.add_parser("reproducibility", parents=[shared], help="verdicts on settings")
-    same.add_argument("--axis", choices=tuple(curves.AXES), default="step")
+    same.add_argument("--axis", choices=tuple(learning_curves.AXES), default="step")
     same.add_argument(
         "--margin",
         type=_between(0, 10),
@@ -148,10 +147,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     rule = Rule(args.episodes, args.at_step, args.at_time, args.best)
-    scores = final_scores(tables, rule, args.normalization)
-    shared = selection.shared_environments(scores)
-    lacks_a_reference = scores["normalized"].isna()
-    scores = scores[scores["env_id"].isin(shared.environments) | lacks_a_reference]
+    scores, shared = selection.over_shared(final_scores(tables, rule, args.normalization))
     draws = {"level": args.level, "seed": args.seed}
     results: dict[str, Any] = {
         "aggregate": summary.aggregate(
@@ -160,24 +156,16 @@ def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.format in output.FOR_READING:
         notes = [{k: e[k] for k in ("system", "setting", "note")} for e in results["aggregate"]]
-        results["aggregate"] = summary.aggregate_frame(results["aggregate"])
+        results["aggregate"] = summary.aggregate_frame(results["aggregate"]).drop(columns="note")
         results["notes"] = [note for note in notes if note["note"]]
     results["probability_of_improvement"] = summary.improvements(scores, **draws)
-    results["run_times"] = summary.run_times(_on(tables, shared.environments))
+    results["run_times"] = summary.run_times(selection.on_environments(tables, shared.environments))
     if args.profiles:
         taus = np.round(np.linspace(0, 8, 81), 2)
         results["profiles"] = summary.profiles(scores, taus, **draws)
     if args.targets:
         results["hts_metrics"] = hts_metrics(tables, args.targets, args.at_time, args.episodes)
     return _with_shared(results, shared, args.format)
-
-
-def _on(tables: Tables, environments: Sequence[str]) -> Tables:
-    """Return the tables of runs on some environments; of all, if there are none."""
-    if not environments:
-        return tables
-    others = tables.runs["run"][~tables.runs["env_id"].isin(environments)]
-    return selection.without_runs(tables, others)
 
 
 def _with_shared(results: dict[str, Any], shared: selection.Shared, form: str) -> dict[str, Any]:
@@ -188,21 +176,21 @@ def _with_shared(results: dict[str, Any], shared: selection.Shared, form: str) -
 
 
 def _curves(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
-    options = {
-        "axis": args.axis,
-        "points": args.points,
-        "window": args.episodes,
-        "repetitions": args.repetitions,
-        "level": args.level,
-        "seed": args.seed,
-    }
-    results = {"curves": curves.curve_table(tables, **options)}
-    if results["curves"].empty:
+    if tables.curves.empty:
         raise InputError(f"{args.paths[0]}: no learning curves, only scores")
+    grid = {"axis": args.axis, "points": args.points, "window": args.episodes}
+    draws = {"repetitions": args.repetitions, "level": args.level, "seed": args.seed}
+    measured = learning_curves.run_curves(tables, **grid)
     shared = selection.shared_environments(final_scores(tables, normalization=args.normalization))
-    results["aggregate_curves"] = curves.aggregate_curve_table(
-        _on(tables, shared.environments), normalization=args.normalization, **options
+    over = learning_curves.run_curves(
+        selection.on_environments(tables, shared.environments), **grid
     )
+    results = {
+        "curves": learning_curves.curve_table(measured, **draws),
+        "aggregate_curves": learning_curves.aggregate_curve_table(
+            learning_curves.normalized(over, args.normalization), **draws
+        ),
+    }
     return _with_shared(results, shared, args.format)
 
 
@@ -287,20 +275,6 @@ _COMMANDS = {
 _OF_COMPLETED = ("aggregate", "curves", "reproducibility")
 
 
-def _completed(tables: Tables, problems: pd.DataFrame, path: str) -> tuple[Tables, pd.DataFrame]:
-    """Return the tables without runs that did not complete, and the problems with a line for each."""
-    runs = selection.incomplete(tables)
-    if runs and len(runs) == len(tables.runs) and tables.scores.empty:
-        raise InputError(
-            f"{path}: no run is completed (--include-incomplete uses them all the same)"
-        )
-    what = "left out: the run is not completed (--include-incomplete)"
-    added = quality_frame(
-        [*problems.itertuples(index=False, name=None), *((run, what) for run in runs)]
-    )
-    return selection.without_runs(tables, runs), added
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
@@ -309,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables = read(args.paths, args.source)
         problems = quality.check(tables, args.normalization)
         if args.command in _OF_COMPLETED and not args.include_incomplete:
-            tables, problems = _completed(tables, problems, args.paths[0])
+            tables, problems = quality.without_incomplete(tables, problems, args.paths[0])
         if args.strict:
             quality.refuse(problems)
         results = _COMMANDS[args.command](tables, args)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis import fingerprints
+from analysis import fingerprints, selection
 from analysis.references import ATARI, game_name, reference
-from analysis.tables import Tables, quality_frame
+from analysis.tables import InputError, Tables, quality_frame
 
 # A run that ends before this share of the longest run of its system and environment is short.
 SHORT = 0.98
@@ -32,13 +32,31 @@ def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
         _doubled(runs),
         _missing(runs),
         _unequal(runs),
-        _unknown(runs, normalization),
+        _unknown(tables, normalization),
         _contradictory(tables),
         _aliases(runs),
         _missing_games(runs),
     ):
         found += problems
     return quality_frame(found)
+
+
+def without_incomplete(
+    tables: Tables, problems: pd.DataFrame, path: object
+) -> tuple[Tables, pd.DataFrame]:
+    """Return the tables without runs that did not complete, and the problems with a line for each.
+
+    Raises:
+      InputError: if nothing is left; the message starts with `path`.
+    """
+    runs = selection.incomplete(tables)
+    if runs and len(runs) == len(tables.runs) and tables.scores.empty:
+        raise InputError(
+            f"{path}: no run is completed (--include-incomplete uses them all the same)"
+        )
+    what = "left out: the run is not completed (--include-incomplete)"
+    added = [*problems.itertuples(index=False, name=None), *((run, what) for run in runs)]
+    return selection.without_runs(tables, runs), quality_frame(added)
 
 
 def refuse(problems: pd.DataFrame) -> None:
@@ -75,12 +93,12 @@ def _missing(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     for (system, setting), group in runs.groupby(["system", "setting"], sort=True):
         counts = group.groupby("env_id")["seed"].nunique()
         most = counts.max()
-        for env_id in everywhere:
-            if env_id not in counts:
-                yield f"{system}, {setting}", f"missing environment: no run of {env_id}"
-            elif counts[env_id] < most:
-                what = f"missing seeds: {counts[env_id]} of {env_id}, {most} of others"
-                yield f"{system}, {setting}", what
+        if lacking := [env_id for env_id in everywhere if env_id not in counts]:
+            what = f"missing environment{'s' * (len(lacking) > 1)}: no run of {', '.join(lacking)}"
+            yield f"{system}, {setting}", what
+        if fewer := [f"{n} of {env_id}" for env_id, n in counts.items() if n < most]:
+            what = f"missing seeds: {', '.join(fewer)}, {most} of others"
+            yield f"{system}, {setting}", what
 
 
 def _unequal(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
@@ -91,14 +109,13 @@ def _unequal(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
                 yield run, f"unequal length: ends at step {steps:.0f}, others at {longest:.0f}"
 
 
-def _unknown(runs: pd.DataFrame, normalization: str) -> Iterator[tuple[str, str]]:
-    done = runs["env_id"].str.startswith("task ")  # of score dictionaries: normalised already
-    for env_id in sorted(set(runs["env_id"][~done])) if len(runs) else ():
-        if reference(env_id, normalization) is None:
-            what = (
-                f"unknown environment: {env_id} has no {normalization} reference, and is left out"
-            )
-            yield env_id, f"{what} of normalised scores"
+def _unknown(tables: Tables, normalization: str) -> Iterator[tuple[str, str]]:
+    raw = tables.scores["env_id"][~tables.scores["normalized"].astype(bool)]
+    envs = sorted({*tables.runs["env_id"], *raw})
+    if unknown := [env for env in envs if reference(env, normalization) is None]:
+        noun = "environment" if len(unknown) == 1 else "environments"
+        what = f"unknown {noun}: no {normalization} reference, left out of normalised scores"
+        yield ", ".join(unknown), what
 
 
 def _contradictory(tables: Tables) -> Iterator[tuple[str, str]]:

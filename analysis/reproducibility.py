@@ -9,7 +9,7 @@ The tests are those of `analysis.comparison`, corrected for the number of compar
 docs/statistics.md has the definitions, and simulations of how often a verdict is wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -18,20 +18,47 @@ import pandas as pd
 
 from analysis import aggregates, bootstrap, comparison, fingerprints
 from analysis.comparison import ALPHA, FEWEST_RUNS, MARGIN, PERMUTATIONS, Comparison, Environment
-from analysis.curves import Curves, area_under_curve, normalized, run_curves
+from analysis.learning_curves import Curves, area_under_curve, normalized, run_curves
 from analysis.references import reference
-from analysis.tables import UNKNOWN, Tables
+from analysis.scores import final_scores
+from analysis.tables import KEYS, UNKNOWN, Tables
 
 OUTCOMES = ("final", "area")
 FLOOR = 0.1  # of the normalised score: the margin does not shrink below a share of this
 POINTS = 50  # of a curve
 
 
+class Measured(NamedTuple):
+    """All runs on an environment.
+
+    Attributes:
+      curves: of the runs; a single point is a final score.
+      normalized: whether the values are normalised scores.
+    """
+
+    curves: Curves
+    normalized: bool
+
+
+class Source(NamedTuple):
+    """What verdicts on tables rest on, by environment.
+
+    Attributes:
+      curves: learning curves.
+      scores: final scores, of all runs.
+      scores_only: the pairs of system and setting with a run of which only the score is known.
+    """
+
+    curves: dict[str, Measured]
+    scores: dict[str, Measured]
+    scores_only: set[tuple[str, str]]
+
+
 class Side(NamedTuple):
     """Runs of one side in one environment.
 
     Attributes:
-      values: their curves, `[runs, P]`, NaN where a run has no episode.
+      values: their curves, `[runs, P]`, NaN where a run has no episode; a single point is a final score.
       seeds: `[runs]`.
     """
 
@@ -51,7 +78,8 @@ def verdicts(
     """Return a verdict for every system and every two of its settings.
 
     Runs that share a seed are compared with each other. On each environment, curves are compared from
-    where all runs have an episode to where the shortest run ends, on a separate grid.
+    where all runs have an episode to where the shortest run ends, on a separate grid; final scores alone,
+    where a side has a run without a curve.
 
     Args:
       tables: the runs.
@@ -68,19 +96,20 @@ def verdicts(
       runs_a, runs_b, failing_a, failing_b, environments, final and area (pooled IQM, as a description),
       `fingerprints`, `by_environment` (rows of `comparison.Row`) and `note`.
     """
-    curves = _comparable_curves(tables, axis, points)
+    source = _source(tables, axis, points)
     prints = fingerprints.pairs(tables)
     entries = []
     for (system, a), (other, b) in combinations(_sides(tables), 2):
         if system != other:
             continue
-        first, second = (setting_curves(curves, system, setting) for setting in (a, b))
         entries.append(
             {
                 "system": system,
                 "setting_a": a,
                 "setting_b": b,
-                **_compared(curves, first, second, True, margin, alpha, seed, permutations),
+                **_compared(
+                    source, (system, a), (system, b), True, margin, alpha, seed, permutations
+                ),
                 "fingerprints": _fingerprint_summary(tables, prints, system, a, b),
             }
         )
@@ -105,19 +134,19 @@ def system_verdicts(
       One entry per pair and setting: system_a, system_b, setting, and the fields of `verdicts` except
       the fingerprints.
     """
-    curves = _comparable_curves(tables, axis, points)
+    source = _source(tables, axis, points)
     entries = []
     for (a, setting), (b, other) in combinations(_sides(tables), 2):
-        if setting != other and UNKNOWN not in (setting, other):
+        if a == b or (setting != other and UNKNOWN not in (setting, other)):
             continue
-        first = setting_curves(curves, a, setting)
-        second = setting_curves(curves, b, other)
         entries.append(
             {
                 "system_a": a,
                 "system_b": b,
                 "setting": setting if setting == other else f"{setting} and {other}",
-                **_compared(curves, first, second, False, margin, alpha, seed, permutations),
+                **_compared(
+                    source, (a, setting), (b, other), False, margin, alpha, seed, permutations
+                ),
             }
         )
     return _decide(entries, alpha)
@@ -127,6 +156,7 @@ def compare_sides(
     grids: Mapping[str, np.ndarray],
     first: Mapping[str, Side],
     second: Mapping[str, Side],
+    normalized: Collection[str] = (),
     paired: bool = True,
     margin: float = MARGIN,
     alpha: float = ALPHA,
@@ -138,7 +168,9 @@ def compare_sides(
     Args:
       grids: points of each environment's curves, `[P]`.
       first: runs of the first side, by environment.
-      second: runs of the second side on the same environments; both are finite at two points or more.
+      second: runs of the second side on the same environments; both are finite at two points or more, or at
+        the only one.
+      normalized: environments whose values are normalised scores.
       paired: whether runs that share a seed are compared with each other.
       margin: as a share of the level.
       alpha: level of the tests, uncorrected.
@@ -152,44 +184,69 @@ def compare_sides(
     for name, grid in grids.items():
         whole = _overlap(first[name], second[name])
         a, b = first[name].values[:, whole], second[name].values[:, whole]
-        outcomes = [np.stack([c[:, -1], area_under_curve(grid[whole], c)]) for c in (a, b)]
+        outcomes = [_outcomes(grid[whole], c) for c in (a, b)]
         pairs = _pairs(first[name].seeds, second[name].seeds) if paired else np.empty((0, 2), int)
-        floor = (
-            FLOOR
-            if reference(name) is not None
-            else FLOOR * float(max(np.abs(a).max(), np.abs(b).max()))
-        )
+        largest = 1.0 if name in normalized else float(max(np.abs(a).max(), np.abs(b).max()))
+        floor = FLOOR * largest
         environments.append(Environment(name, *outcomes, pairs, floor))
         curves.append((grid[whole], a, b))
     sides = comparison.permuted_sides(environments, permutations, seed)
     found = comparison.compare(environments, sides, margin, alpha)
-    starts = comparison.first_difference(*zip(*curves, strict=True), sides, alpha)
-    return found, starts if found.p_different <= alpha else np.nan
+    if found.p_different > alpha or any(len(grid) == 1 for grid in grids.values()):
+        return found, np.nan
+    return found, comparison.first_difference(*zip(*curves, strict=True), sides, alpha)
 
 
-def setting_curves(curves: Mapping[str, Curves], system: str, setting: str) -> dict[str, Side]:
-    """Return environment -> the curves of one system and setting."""
+def _outcomes(grid: np.ndarray, curves: np.ndarray) -> np.ndarray:
+    """Return the final score and the area of curves, `[outcomes, runs]`; of scores alone, these."""
+    if len(grid) == 1:
+        return curves.T
+    return np.stack([curves[:, -1], area_under_curve(grid, curves)])
+
+
+def _side(measured: Mapping[str, Measured], system: str, setting: str) -> dict[str, Side]:
+    """Return environment -> the runs of one system and setting."""
     found = {}
-    for env, (_, _, values, runs) in curves.items():
+    for env, (curves, _) in measured.items():
+        runs = curves.runs
         rows = ((runs["system"] == system) & (runs["setting"] == setting)).to_numpy()
         if rows.any():
-            found[env] = Side(values[rows], runs["seed"].to_numpy()[rows])
+            found[env] = Side(curves.values[rows], runs["seed"].to_numpy()[rows])
     return found
 
 
 def _sides(tables: Tables) -> list[tuple[str, str]]:
-    """Return the pairs of system and setting that have runs."""
-    return sorted({(run.system, run.setting) for run in tables.runs.itertuples()})
+    """Return the pairs of system and setting that have runs, or scores of runs."""
+    return sorted(
+        {
+            (str(run.system), str(run.setting))
+            for frame in (tables.runs, tables.scores[tables.scores["seed"] >= 0])
+            for run in frame[["system", "setting"]].drop_duplicates().itertuples()
+        }
+    )
 
 
-def _comparable_curves(tables: Tables, axis: str, points: int) -> dict[str, Curves]:
-    """Return the curves of each environment on a grid of its own, normalised where it has a reference."""
-    found = {}
+def _source(tables: Tables, axis: str, points: int) -> Source:
+    """Return curves and scores by environment, normalised where it has a reference.
+
+    The curves of an environment have a grid of their own.
+    """
+    curves, scores = {}, {}
     for env in sorted(tables.curves["env_id"].astype(str).unique()):
         here = tables.curves[tables.curves["env_id"] == env]
         raw = run_curves(tables._replace(curves=here), axis, points)
-        found[env] = raw if reference(env) is None else normalized(raw)
-    return found
+        known = reference(env) is not None
+        curves[env] = Measured(normalized(raw) if known else raw, known)
+    of_runs = tables.scores[tables.scores["seed"] >= 0]  # others are means over runs
+    scores_only = set(zip(of_runs["system"], of_runs["setting"], strict=True))
+    if scores_only:
+        every = final_scores(tables._replace(scores=of_runs))
+        for env, rows in every.groupby("env_id", sort=True):
+            known = bool(rows["normalized"].notna().any())
+            values = rows[["normalized" if known else "score"]].to_numpy(float)
+            runs = rows[KEYS].reset_index(drop=True)
+            scores[str(env)] = Measured(Curves(axis, np.zeros(1), values, runs), known)
+    return Source(curves, scores, scores_only)
 
 
 def _overlap(first: Side, second: Side) -> np.ndarray:
@@ -246,43 +303,53 @@ def _fingerprint_summary(tables: Tables, prints: pd.DataFrame, system: str, a: s
 
 
 def _compared(
-    curves: Mapping[str, Curves],
-    first: dict[str, Side],
-    second: dict[str, Side],
+    source: Source,
+    first_key: tuple[str, str],
+    second_key: tuple[str, str],
     paired: bool,
     margin: float,
     alpha: float,
     seed: int,
     permutations: int,
 ) -> dict:
-    """Return the part of an entry of `verdicts` that rests on curves; p-values are not corrected yet."""
+    """Return the part of an entry of `verdicts` that rests on scores; p-values are not corrected yet."""
+    scores_alone = bool({first_key, second_key} & source.scores_only)
+    measured = source.scores if scores_alone else source.curves
+    first, second = _side(measured, *first_key), _side(measured, *second_key)
     both = sorted(first.keys() & second.keys())
-    shared = [env for env in both if _overlap(first[env], second[env]).sum() > 1]
+    fewest_points = 1 if scores_alone else 2
+    shared = [env for env in both if _overlap(first[env], second[env]).sum() >= fewest_points]
     notes = []
     if left_out := sorted(first.keys() ^ second.keys()):
         notes.append(f"excluded, because only one side has them: {', '.join(left_out)}")
     if missing := sorted(set(both) - set(shared)):
-        notes.append(
-            f"excluded, because the curves overlap in fewer than two points: {', '.join(missing)}"
+        why = (
+            "not all scores are on one scale"
+            if scores_alone
+            else "the curves overlap in fewer than two points"
         )
+        notes.append(f"excluded, because {why}: {', '.join(missing)}")
     if not shared:
         return {
             "environments": 0,
             "by_environment": [],
             "note": "; ".join([*notes, "no curves overlap"]),
         }
-    grids = {env: curves[env].grid for env in shared}
-    options = (margin, alpha, seed, permutations)
-    found, starts = compare_sides(grids, first, second, paired, *options)
+    if scores_alone and not {first_key, second_key} <= source.scores_only:
+        notes.append("final scores alone: not all runs have a curve")
+    grids = {env: measured[env].curves.grid for env in shared}
+    known = [env for env in shared if measured[env].normalized]
+    options = (paired, margin, alpha, seed, permutations)
+    found, starts = compare_sides(grids, first, second, known, *options)
     fewest = min(len(side[env].seeds) for side in (first, second) for env in shared)
     if fewest < FEWEST_RUNS:
         notes.append(f"{fewest} run{'s' * (fewest != 1)} per environment on a side")
     if paired and all(_is_copy(first[env], second[env]) for env in shared):
         found = found._replace(p_equivalent=0.0)
-        notes.append("all curves of one side are those of the other")
+        what = "scores" if scores_alone else "curves"
+        notes.append(f"all {what} of one side are those of the other")
     if any(found.failing):
         notes.append(f"failing runs: {found.failing[0]} and {found.failing[1]}")
-    known = [env for env in shared if reference(env) is not None]
     pooled = known or shared[: len(shared) == 1]
     if len(pooled) < len(shared):
         unknown = ", ".join(env for env in shared if env not in pooled)
@@ -303,8 +370,8 @@ def _compared(
         "failing_b": found.failing[1],
         "environments": len(shared),
         **{
-            name: _pooled([_outcome(name, grids[e], first[e], second[e]) for e in pooled], seed)
-            for name in OUTCOMES
+            name: _pooled([_outcome(index, grids[e], first[e], second[e]) for e in pooled], seed)
+            for index, name in enumerate(OUTCOMES[: 1 if scores_alone else None])
         },
         "by_environment": rows,
         "note": "; ".join(notes),
@@ -312,13 +379,11 @@ def _compared(
 
 
 def _outcome(
-    name: str, grid: np.ndarray, first: Side, second: Side
+    index: int, grid: np.ndarray, first: Side, second: Side
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return one of the outcomes of both sides' runs."""
     whole = _overlap(first, second)
-    curves = (first.values[:, whole], second.values[:, whole])
-    if name == "final":
-        return tuple(c[:, -1] for c in curves)
-    return tuple(area_under_curve(grid[whole], c) for c in curves)
+    return tuple(_outcomes(grid[whole], side.values[:, whole])[index] for side in (first, second))
 
 
 def _pooled(outcomes: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, float]:
@@ -356,9 +421,14 @@ def _decide(entries: list[dict], alpha: float) -> list[dict]:
     for entry in filter(_is_identical, entries):
         # Caveats about tests do not apply to a comparison of bits.
         alone = entry["fingerprints"]["without_partner"]
-        entry["more_seeds"] = np.nan
         entry["note"] = f"runs without a partner: {alone}" if alone else ""
-    return [{**_names(entry), "verdict": _verdict(entry, alpha), **entry} for entry in entries]
+    decided = []
+    for entry in entries:
+        verdict = _verdict(entry, alpha)
+        if verdict != "undecided":
+            entry["more_seeds"] = np.nan
+        decided.append({**_names(entry), "verdict": verdict, **entry})
+    return decided
 
 
 def _names(entry: dict) -> dict:

@@ -90,6 +90,24 @@ def shared_environments(scores: pd.DataFrame, column: str = "normalized") -> Sha
     return Shared(sorted(shared), lacking)
 
 
+def over_shared(scores: pd.DataFrame) -> tuple[pd.DataFrame, Shared]:
+    """Return the scores on the environments that all systems and settings have, and which these are.
+
+    Scores without a reference stay, so that a table names whose they are.
+    """
+    shared = shared_environments(scores)
+    kept = scores["env_id"].isin(shared.environments) | scores["normalized"].isna()
+    return scores[kept], shared
+
+
+def on_environments(tables: Tables, environments: Collection[str]) -> Tables:
+    """Return the tables of runs on some environments; of all runs, if there are none."""
+    if not environments:
+        return tables
+    others = tables.runs["run"][~tables.runs["env_id"].isin(list(environments))]
+    return without_runs(tables, others)
+
+
 def without(tables: Tables, env_ids: Collection[str], systems: Collection[str]) -> Tables:
     """Return tables without some environments and systems (as `Comparable` spells them)."""
     frames = {}

@@ -6,7 +6,13 @@ import numpy as np
 import pandas as pd
 
 from analysis import aggregates, bootstrap
-from analysis.curves import aggregate_curve_table, curve_table, update_curve_table
+from analysis.learning_curves import (
+    aggregate_curve_table,
+    curve_table,
+    normalized,
+    run_curves,
+    update_curve_table,
+)
 from analysis.scores import final_scores, hts_metrics
 from analysis.selection import GROUP, environments, of_runs
 from analysis.summary import aggregate, aggregate_frame
@@ -57,14 +63,12 @@ def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) ->
 
 
 def aggregate_table(tables: Tables | None) -> pd.DataFrame:
-    """Return `analysis.summary.aggregate_frame` of the final scores, with notes.
+    """Return `analysis.summary.aggregate_frame` of the final scores, without metrics that have no value.
+
+    Environments without a reference score do not count.
 
     Args:
       tables: completed runs; None gives an empty table.
-
-    Returns:
-      Its columns, and `note`: caveats about the interval. Environments without a reference score
-      do not count.
     """
     columns = [
         "system",
@@ -81,26 +85,23 @@ def aggregate_table(tables: Tables | None) -> pd.DataFrame:
     if not entries:
         return pd.DataFrame(columns=columns)
     frame = aggregate_frame(entries)
-    notes = {(entry["system"], entry["setting"]): entry["note"] for entry in entries}
-    keys = zip(frame["system"], frame["setting"], strict=True)
-    frame["note"] = [notes[key] for key in keys]
     return frame[frame["value"].notna()].reset_index(drop=True)
 
 
 def learning_curves(tables: Tables, axis: str) -> pd.DataFrame:
-    """Return `analysis.curves.curve_table` with a separate grid for each environment."""
+    """Return `learning_curves.curve_table` with a separate grid for each environment."""
     runs = tables.runs
     # Filtering the large tables, which curves do not need, would take seconds per environment.
     needed = tables._replace(updates=tables.updates.head(0), rollouts=tables.rollouts.head(0))
     frames = [
-        curve_table(of_runs(needed, runs["run"][runs["env_id"] == env_id]), axis)
+        curve_table(run_curves(of_runs(needed, runs["run"][runs["env_id"] == env_id]), axis))
         for env_id in environments(tables)
     ]
     return pd.concat(frames, ignore_index=True)
 
 
 def value_losses(tables: Tables) -> pd.DataFrame:
-    """Return `analysis.curves.update_curve_table` of the value loss, one grid per environment."""
+    """Return `learning_curves.update_curve_table` of the value loss, one grid per environment."""
     runs = tables.runs
     frames = [
         update_curve_table(of_runs(tables, runs["run"][runs["env_id"] == env_id]), "value_loss")
@@ -110,17 +111,14 @@ def value_losses(tables: Tables) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else none
 
 
-def efficiency(
-    tables: Tables | None, metrics: Sequence[str] = ("median",)
-) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return `analysis.curves.aggregate_curve_table` by metric and axis, without empty ones."""
-    curves = {}
+def efficiency(tables: Tables | None, metrics: Sequence[str] = ("median",)) -> pd.DataFrame:
+    """Return `learning_curves.aggregate_curve_table` against steps and against time.
+
+    Args:
+      tables: completed runs; None gives an empty table.
+      metrics: names of `aggregates.AGGREGATES`.
+    """
     if tables is None:
-        return curves
-    for axis in ("step", "time"):
-        table = aggregate_curve_table(tables, axis, metrics=metrics)
-        for metric in metrics:
-            one = table[table["metric"] == metric] if len(table) else table
-            if len(one):
-                curves[metric, axis] = one
-    return curves
+        return pd.DataFrame()
+    curves = [normalized(run_curves(tables, axis)) for axis in ("step", "time")]
+    return pd.concat([aggregate_curve_table(each, metrics) for each in curves], ignore_index=True)

@@ -12,6 +12,8 @@ from analysis.scores import EPISODES, by_environment
 from analysis.tables import Tables
 
 METRICS = tuple(aggregates.AGGREGATES)
+LARGEST_TAU = 8.0  # end of the axis of performance profiles in the papers' figures
+NUM_TAUS = 161
 
 
 def aggregate(
@@ -96,9 +98,13 @@ def few_episodes(episodes: pd.Series, window: int = EPISODES) -> str:
 
 
 def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:
-    """Return the entries of `aggregate` as a table, one row per system, setting and metric."""
+    """Return the entries of `aggregate` as a table, one row per system, setting and metric.
+
+    Returns:
+      system, setting, metric, value, low, high, runs, environments, note.
+    """
     rows = [
-        {"system": e["system"], "setting": e["setting"], "metric": m, **e[m]}
+        {"system": e["system"], "setting": e["setting"], "metric": m, **e[m], "note": e["note"]}
         for e in entries
         for m in METRICS
     ]
@@ -166,6 +172,12 @@ def improvements(
             }
         )
     return entries
+
+
+def thresholds(scores: pd.DataFrame) -> np.ndarray:
+    """Return thresholds of profiles: from 0 to 1, or beyond the highest score, but at most `LARGEST_TAU`."""
+    highest = np.nan_to_num(scores["normalized"].max(), nan=0.0)
+    return np.linspace(0.0, min(max(1.1 * highest, 1.1), LARGEST_TAU), NUM_TAUS)
 
 
 def profiles(

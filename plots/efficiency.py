@@ -11,20 +11,25 @@ METRICS = {"median": "median", "iqm": "IQM", "mean": "mean", "optimality_gap": "
 
 
 def draw(
-    curves: dict[tuple[str, str], pd.DataFrame], look: style.Look, source: str, what: str
+    curves: pd.DataFrame,
+    look: style.Look | None = None,
+    source: str = "",
+    what: str = "normalised score",
 ) -> Figure:
     """Draw one panel per metric and axis.
 
     Args:
-      curves: by metric and axis (`step` or `time`): system, setting, x, value, low, high, runs,
-        environments.
-      look: colours and line styles.
+      curves: rows of `analysis.learning_curves.aggregate_curve_table`: system, setting, metric, axis, x,
+        value, low, high, runs, environments.
+      look: colours and line styles; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of the score, such as `human-normalized score`.
     """
+    look = look or style.look_for(curves)
+    each = list(curves.groupby(["metric", "axis"], sort=False))
     with mpl.rc_context(style.RC):
-        figure, axes = style.panels(len(curves), height=2.7, per_row=2)
-        for panel, ((metric, axis), frame) in zip(axes, curves.items(), strict=True):
+        figure, axes = style.panels(len(each), height=2.7, per_row=2)
+        for panel, ((metric, axis), frame) in zip(axes, each, strict=True):
             for system, setting in style.rows_of(frame, look):
                 one = frame[(frame["system"] == system) & (frame["setting"] == setting)]
                 draw_curve(panel, one, system, setting, look)
@@ -32,11 +37,10 @@ def draw(
             panel.set_ylabel(f"{METRICS[metric]} {what}")
             panel.set_xlim(left=0)
             style.thousands(panel)
-        drawn = pd.concat(curves.values())
-        style.systems_and_settings_legend(figure, look, drawn)
-        environments = style.counts_text(drawn["environments"], "environments")
-        note = f"{style.counts_text(drawn['runs'])}, {environments}"
-        bands = style.bands_text(drawn, "95% stratified bootstrap over seeds")
+        style.systems_and_settings_legend(figure, look, curves)
+        environments = style.counts_text(curves["environments"], "environments")
+        note = f"{style.counts_text(curves['runs'])}, {environments}"
+        bands = style.bands_text(curves, "95% stratified bootstrap over seeds")
         ends = "a curve ends when its first run ends"
         style.source_line(figure, f"{style.sentence(bands, ends)}\n{style.sentence(note, source)}")
     return figure

@@ -10,16 +10,22 @@ from plots import style
 from plots.efficiency import METRICS
 
 
-def draw(aggregates: pd.DataFrame, look: style.Look, source: str, what: str) -> Figure:
+def draw(
+    aggregates: pd.DataFrame,
+    look: style.Look | None = None,
+    source: str = "",
+    what: str = "normalised score",
+) -> Figure:
     """Draw one panel per metric, one row per system and setting.
 
     Args:
       aggregates: rows of `analysis.summary.aggregate_frame`: system, setting, metric, value, low, high
         (NaN without an interval), runs, environments, note.
-      look: colours.
+      look: colours; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of the score, such as `human-normalized score`.
     """
+    look = look or style.look_for(aggregates)
     with mpl.rc_context(style.RC):
         rows = style.rows_of(aggregates, look)
         figure, axes = style.panels(

@@ -15,18 +15,22 @@ AXES = {"step": "agent steps", "time": "wall time (s)"}
 
 
 def draw(
-    curves: pd.DataFrame, axis: str, look: style.Look, source: str, what: str = "episodic return"
+    curves: pd.DataFrame,
+    look: style.Look | None = None,
+    source: str = "",
+    what: str = "episodic return",
 ) -> Figure:
     """Draw one panel per environment.
 
     Args:
-      curves: rows of `analysis.curves.curve_table`: system, setting, env_id, x, value, low, high,
-        runs.
-      axis: `step` or `time`: what `x` is.
-      look: colours and line styles.
+      curves: rows of `analysis.learning_curves.curve_table`: system, setting, env_id, axis (one for all),
+        x, value, low, high, runs.
+      look: colours and line styles; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of the value.
     """
+    look = look or style.look_for(curves)
+    axis = curves["axis"].iloc[0]
     with mpl.rc_context(style.RC):
         environments = sorted(curves["env_id"].unique())
         figure, axes = style.panels(len(environments), height=2.5)

@@ -8,15 +8,21 @@ from plots import style
 from plots.learning_curves import draw_curve
 
 
-def draw(profiles: pd.DataFrame, look: style.Look, source: str, what: str) -> Figure:
+def draw(
+    profiles: pd.DataFrame,
+    look: style.Look | None = None,
+    source: str = "",
+    what: str = "normalised score",
+) -> Figure:
     """Draw one panel with a profile per system and setting.
 
     Args:
       profiles: rows of `analysis.summary.profiles`: system, setting, tau, value, low, high, runs.
-      look: colours and line styles.
+      look: colours and line styles; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of tau, such as `human-normalized score`.
     """
+    look = look or style.look_for(profiles)
     with mpl.rc_context(style.RC):
         figure, (panel,) = style.panels(1, height=3.0)
         for system, setting in style.rows_of(profiles, look):

@@ -106,6 +106,11 @@ class Saved(NamedTuple):
     svg: Path
 
 
+def look_for(frame: pd.DataFrame) -> Look:
+    """Return the look of a figure that stands alone: of the systems and settings of its table."""
+    return look_of(frame["system"], frame["setting"])
+
+
 def look_of(systems: Iterable[str], settings: Iterable[str]) -> Look:
     """Give every system a colour and every setting a line style."""
     return Look(tuple(sorted(set(systems))), tuple(sorted(set(settings), key=setting_order)))
@@ -135,7 +140,8 @@ def panels(
     """
     columns = min(max(count, 1), per_row)
     rows = -(-max(count, 1) // columns)
-    figure = Figure(figsize=(WIDTH, rows * height + header), dpi=DPI)
+    layout = ConstrainedLayoutEngine(w_pad=0.09)  # room for the last tick label of a panel
+    figure = Figure(figsize=(WIDTH, rows * height + header), dpi=DPI, layout=layout)
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axis in axes[count:]:
         axis.remove()
@@ -246,7 +252,9 @@ def short_number(value: float) -> str:
 
 def lay_out(figure: Figure) -> None:
     """Compute the layout of a figure once, because it takes as long as drawing it."""
-    ConstrainedLayoutEngine(w_pad=0.09).execute(figure)  # room for the last tick label of a panel
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        figure.set_layout_engine("none")
 
 
 def save(figure: Figure, folder: Path, name: str) -> Saved:

@@ -37,9 +37,6 @@ from plots import (
 )
 from plots import final_scores as score_dots
 
-LARGEST_TAU = 8.0  # end of the axis in the papers' figures
-NUM_TAUS = 161
-
 
 class PaperFigure(NamedTuple):
     """A figure of a paper.
@@ -156,7 +153,7 @@ def _over_environments(
 
 def _aggregate_curves(source: Source, metric: str) -> Figure | None:
     curves = study_tables.efficiency(source.tables, (metric,))
-    return efficiency.draw(curves, source.look, source.words, source.score) if curves else None
+    return efficiency.draw(curves, source.look, source.words, source.score) if len(curves) else None
 
 
 def _aggregates(source: Source) -> Figure | None:
@@ -166,10 +163,7 @@ def _aggregates(source: Source) -> Figure | None:
 
 def _profiles(source: Source) -> Figure | None:
     scores = final_scores(source.tables)
-    highest = np.nan_to_num(scores["normalized"].max(), nan=0.0)
-    # extend the axis beyond 1 only if scores do, or most of the figure would be empty
-    largest = min(max(1.1 * highest, 1.1), LARGEST_TAU)
-    frame = summary.profiles(scores, np.linspace(0.0, largest, NUM_TAUS))
+    frame = summary.profiles(scores, summary.thresholds(scores))
     return profiles.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
 
@@ -185,7 +179,7 @@ def _run_times(source: Source) -> Figure | None:
 def _returns(axis: str) -> Callable[[Source], Figure | None]:
     def draw(source: Source) -> Figure | None:
         frame = study_tables.learning_curves(source.tables, axis)
-        return learning_curves.draw(frame, axis, source.look, source.words) if len(frame) else None
+        return learning_curves.draw(frame, source.look, source.words) if len(frame) else None
 
     return draw
 
@@ -194,7 +188,7 @@ def _value_losses(source: Source) -> Figure | None:
     frame = study_tables.value_losses(source.tables)
     if not len(frame):
         return None
-    return learning_curves.draw(frame, "step", source.look, source.words, "value loss")
+    return learning_curves.draw(frame, source.look, source.words, "value loss")
 
 
 def _changes(source: Source) -> Figure | None:

@@ -34,9 +34,8 @@ def read(paths: Sequence[Path | str], source: str = "auto") -> Tables:
 
     Args:
       paths: files and folders.
-      source: one of `SOURCES`; `auto` reads all kinds of logs that it finds. It
-        reads score dictionaries and the output of monobeast_study only if the path is the file
-        itself.
+      source: one of `SOURCES`; `auto` reads all kinds of logs that it finds, but the output of
+        monobeast_study only if the path is the file itself.
 
     Raises:
       InputError: if a path does not exist, holds no such log, or is damaged.
@@ -122,6 +121,7 @@ def _read_any(
     # The event files in a record repeat its data, so they are not read.
     events = [f for f in tensorboard.find(path) if not set(f.parents) & set(record_folders)]
     scores = score_tables.find(path)
+    arrays = rliable.find(path, record_folders)
     offline = openrlbenchmark.find(path)
     logs: list[tuple[Reader, Sequence[Path]]] = [
         (records.read_records, record_folders),
@@ -130,11 +130,12 @@ def _read_any(
         (openrlbenchmark.read, [path] if offline else []),
         (tensorboard.read, sorted({file.parent for file in events})),
         (score_tables.read, scores),
+        (rliable.read, arrays),
     ]
     parts = [part for reader, found in logs if found for part in call(reader, found)]
     if not parts:
         raise InputError(f"{path}: no log that an importer can read")
-    return [*parts, tables(problems=_not_read(path, scores, record_folders))]
+    return [*parts, tables(problems=_not_read(path, [*scores, *arrays], record_folders))]
 
 
 def _not_read(
@@ -147,7 +148,7 @@ def _not_read(
         links += [here / name for name in folders if (here / name).is_symlink()]
         if here in records_at:
             continue
-        unknown += [here / name for name in files if name.endswith((".csv", ".npy"))]
+        unknown += [here / name for name in files if name.endswith((".csv", ".npy", ".npz"))]
     unknown = [f for f in unknown if f not in scores and f.name not in score_tables.OTHERS]
     problems = []
     for kind, names in (

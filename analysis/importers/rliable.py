@@ -1,73 +1,87 @@
-"""Reads score dictionaries in the form that rliable takes."""
+"""Reads scores of runs in the forms that rliable takes: dictionaries of arrays, and single arrays."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from analysis.arrays import score_tables
 from analysis.importers.text import read_text
-from analysis.tables import UNKNOWN, InputError, Piece, RunKey, Tables, tables
-from cleanba.record.files import LARGEST_TABLE, read_arrays
+from analysis.tables import UNKNOWN, InputError, Piece, RunKey, Tables, concat, tables
+from cleanba.record.files import LARGEST_TABLE, read_array, read_arrays
 
-SUFFIXES = (".json", ".npz")
+SUFFIXES = (".json", ".npz", ".npy")
 
 
-def find(path: Path) -> list[Path]:
-    """Return the `.npz` and `.json` files at or below a path that may be score dictionaries."""
-    if path.is_file():
-        return [path] if path.suffix in SUFFIXES else []
-    return sorted(file for suffix in SUFFIXES for file in path.glob(f"**/*{suffix}"))
+def find(path: Path, outside: Collection[Path] = ()) -> list[Path]:
+    """Return the files below a folder, but not in or below some others, that hold scores; sorted."""
+    files = [file for file in _files(path) if not set(file.parents) & set(outside)]
+    return [file for file in files if _looks_right(file)]
 
 
 def read(paths: Sequence[Path]) -> Tables:
-    """Read dictionaries of algorithm -> scores.
+    """Read the scores of algorithms.
 
-    Scores are a matrix (runs x tasks) of normalised scores, as rliable takes them, or task -> list
-    of one score per run; lists of tasks that have a reference (see `references`) are raw
-    scores, and are normalised. `.json` and `.npz` are read; pickles are not, because loading one
+    A `.json` or `.npz` file is a dictionary of algorithm -> matrix (runs x tasks) of normalised scores, in
+    which an entry `tasks` may name the tasks; in `.json`, an algorithm may have task -> list of one raw
+    score per run, which are normalised where the task has a reference (see `references`). A `.npy`
+    file is one matrix, of the algorithm that its name tells. Pickles are not read, because loading one
     can run arbitrary code.
 
     Raises:
       InputError: if there is no such file, or one is damaged.
     """
-    files = [file for path in paths for file in ([path] if path.is_file() else find(path))]
+    files = [file for path in paths for file in ([path] if path.is_file() else _files(path))]
     if not files:
         raise InputError(f"{', '.join(map(str, paths))}: no score dictionary here")
+    return concat([_read(file) for file in dict.fromkeys(files)])
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for suffix in SUFFIXES for file in path.glob(f"**/*{suffix}"))
+
+
+def _looks_right(file: Path) -> bool:
+    """Whether a file holds matrices of numbers, or lists of numbers by algorithm and task."""
+    try:
+        return len(_read(file).scores) > 0
+    except InputError:
+        return False
+
+
+def _read(file: Path) -> Tables:
+    arrays: dict[str, Any] = {}
     scores: list[Piece] = []
     problems: list[tuple[str, str]] = []
-    for file in dict.fromkeys(files):
-        for algorithm, runs in _load(file).items():
-            if isinstance(runs, dict):
-                named = {str(task): _row(file, algorithm, row) for task, row in runs.items()}
-                normalized = False
-            else:
-                matrix = _matrix(file, algorithm, runs)
-                named = {f"task {i}": column for i, column in enumerate(matrix.T)}
-                normalized = True
-            if missing := sum(int(np.isnan(column).sum()) for column in named.values()):
-                problems.append(
-                    (str(file), f"{missing} scores of {algorithm} are NaN, and left out")
-                )
-            for task, column in named.items():
-                for seed, value in enumerate(column):
-                    if np.isnan(value):
-                        continue
-                    key = RunKey(f"{file}#{algorithm}#{seed}", algorithm, UNKNOWN, task, seed)
-                    data = {"score": [value], "std": [np.nan], "normalized": [normalized]}
-                    scores.append((key, data))
-    return tables(scores=scores, problems=problems)
+    for algorithm, runs in _load(file).items():
+        if not isinstance(runs, dict):
+            arrays[algorithm] = runs
+            continue
+        missing = 0
+        for task, row in runs.items():
+            for seed, value in enumerate(_row(file, algorithm, row)):
+                missing += int(np.isnan(value))
+                if not np.isnan(value):
+                    key = RunKey(f"{file}#{algorithm}#{seed}", algorithm, UNKNOWN, str(task), seed)
+                    scores.append((key, {"score": [value], "std": [np.nan], "normalized": [False]}))
+        if missing:
+            problems.append((str(file), f"{missing} scores of {algorithm} are NaN, and left out"))
+    named = tables(scores=scores, problems=problems)
+    return concat([score_tables(arrays, str(file)), named]) if arrays else named
 
 
 def _load(file: Path) -> dict[str, Any]:
-    if file.suffix == ".npz":
+    if file.suffix != ".json":
         try:
+            if file.suffix == ".npy":
+                return {file.stem: read_array(file)}
             return read_arrays(file, LARGEST_TABLE)
         except OSError as error:
             raise InputError(f"{file}: not readable ({error.strerror})") from None
         except ValueError as error:
-            raise InputError(f"{file}: not a .npz file ({error})") from None
+            raise InputError(f"{file}: not a {file.suffix} file ({error})") from None
     text = read_text(file)
     try:
         data = json.loads(text)
@@ -81,17 +95,14 @@ def _load(file: Path) -> dict[str, Any]:
     return data
 
 
-def _matrix(file: Path, algorithm: str, runs: Any) -> np.ndarray:
-    try:
-        matrix = np.array(runs, dtype=np.float64)
-    except (ValueError, TypeError, OverflowError):
-        matrix = np.empty(0)
-    if matrix.ndim != 2 or not matrix.size:
-        raise InputError(f"{file}: {algorithm}: scores are not a matrix (runs x tasks)")
-    if np.isinf(matrix).any():
-        raise InputError(f"{file}: {algorithm}: a score is infinite")
-    return matrix
-
-
 def _row(file: Path, algorithm: str, row: Any) -> np.ndarray:
-    return _matrix(file, algorithm, [row])[0]
+    """Return the scores of a task, one per run."""
+    try:
+        scores = np.array(row, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        scores = np.empty(0)
+    if scores.ndim != 1 or not scores.size:
+        raise InputError(f"{file}: {algorithm}: scores of a task are not a list of numbers")
+    if np.isinf(scores).any():
+        raise InputError(f"{file}: {algorithm}: a score is infinite")
+    return scores

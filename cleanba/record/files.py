@@ -91,16 +91,34 @@ def read_arrays(source: Path | bytes, largest: int = LARGEST_ARRAYS) -> dict[str
       ValueError: if it is not an `.npz` file, holds Python objects, or expands to more than `largest` bytes.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source, largest)
-    with file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                expanded = sum(member.file_size for member in archive.infolist())
-            if expanded > largest:
-                raise ValueError(f"expands to more than {largest // MB or 1} MB")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-        except OSError:
-            raise
-        except Exception as error:  # zipfile, zlib and numpy each raise their own
-            raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
+    with file, _value_errors():
+        with zipfile.ZipFile(file) as archive:
+            expanded = sum(member.file_size for member in archive.infolist())
+        if expanded > largest:
+            raise ValueError(f"expands to more than {largest // MB or 1} MB")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+
+def read_array(path: Path, largest: int = LARGEST_TABLE) -> np.ndarray:
+    """Return the array of an `.npy` file of at most `largest` bytes. Nothing is unpickled.
+
+    Raises:
+      OSError: as `open_regular`.
+      ValueError: if it is not an `.npy` file, or holds Python objects.
+    """
+    content = read_file(path, largest)
+    with _value_errors():
+        return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+
+
+@contextlib.contextmanager
+def _value_errors() -> Iterator[None]:
+    """Turn the exceptions of zipfile, zlib and numpy, other than OSError, into ValueError of one line."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None

@@ -119,7 +119,7 @@ def measure_bootstrap(games: int, seeds: int, repetitions: int) -> Values:
 
 def measure_curves(games: int, seeds: int, repetitions: int) -> Values:
     """Time bands of learning curves: median and IQM of all systems at 100 points."""
-    from analysis import aggregates, curves
+    from analysis import aggregates, learning_curves
 
     rng = np.random.default_rng(0)
     start = time.perf_counter()
@@ -127,7 +127,7 @@ def measure_curves(games: int, seeds: int, repetitions: int) -> Values:
         rise = np.linspace(0.01, 1, 100)
         strata = [s[:, None] * rise + rng.normal(0, 0.01, (seeds, 100)) for s in scores.T]
         for metric in ("median", "iqm"):
-            curves.band(strata, aggregates.AGGREGATES[metric], repetitions)
+            learning_curves.band(strata, aggregates.AGGREGATES[metric], repetitions)
     return {"seconds": time.perf_counter() - start, "memory_gib": peak_memory()}
 
 

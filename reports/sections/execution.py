@@ -177,7 +177,7 @@ def value_loss(study: StudyRuns) -> Section | None:
     caption = f"Mean over the updates between two points, then over seeds; {BANDS}."
 
     def draw() -> Drawing:
-        return learning_curves.draw(frame, "step", study.look, study.source, "value loss")
+        return learning_curves.draw(frame, study.look, study.source, "value loss")
 
     drawn = figure(study, "value_losses", caption, frame, draw)
     return Section("value_loss", "Value loss", figure=drawn)

@@ -1,6 +1,5 @@
 """Sections about what was learned: scores over environments, learning curves, final scores, targets."""
 
-import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from analysis import study_tables
@@ -79,7 +78,7 @@ def excluded_text(comparable: Comparable) -> str:
 def efficiency(study: StudyRuns) -> Section | None:
     """Return normalised scores over all environments against steps and time."""
     curves = study_tables.efficiency(study.comparable.tables)
-    if not curves:
+    if not len(curves):
         return None
     caption = (
         "Median over environments of the mean normalised score, 95% stratified bootstrap bands over "
@@ -89,7 +88,7 @@ def efficiency(study: StudyRuns) -> Section | None:
     def draw() -> Drawing:
         return efficiency_plot.draw(curves, study.look, study.source, study.score_name)
 
-    drawn = figure(study, "efficiency", caption, pd.concat(curves.values()), draw)
+    drawn = figure(study, "efficiency", caption, curves, draw)
     return Section("efficiency", "All environments, against steps and time", figure=drawn)
 
 
@@ -117,7 +116,7 @@ def _curves(study: StudyRuns, axis: str, name: str, title: str, caption: str) ->
         return None
 
     def draw() -> Drawing:
-        return learning_curves.draw(frame, axis, study.look, study.source)
+        return learning_curves.draw(frame, study.look, study.source)
 
     return Section(name, title, figure=figure(study, name, caption, frame, draw))
 

@@ -281,7 +281,7 @@ def test_300_damaged_inputs_give_no_traceback(write_run, tmp_path, capsys):
         ("scores.csv", ",A\nPong-v5,1e999\n", "line 2: A is implausibly large"),
         ("scores.csv", "", "empty"),
         ("scores.json", "{\n1", "line 2: not JSON"),
-        ("scores.json", '{"A": [[1, 2], [3]]}', "not a matrix"),
+        ("scores.json", '{"A": [[1, 2], [3]]}', "not an array of numbers"),
         ("other.xyz", "x", "no importer can read this file"),
     ],
 )

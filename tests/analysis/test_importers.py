@@ -502,7 +502,7 @@ def test_every_kind_of_problem_is_named(write_run, tmp_path):
         "unequal length: ends at step 500, others at 1000",
         "status is 'interrupted'",
         "1 episodes have no return (NaN)",
-        "unknown environment: Unheard-v0",
+        "unknown environment: no human reference",
     ):
         assert what in problems, what
 

@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from analysis import curves, references, scores
+from analysis import learning_curves, references, scores
 from analysis.importers.records import read_records
 from analysis.tables import RunKey, tables
 
@@ -150,18 +150,18 @@ def test_a_score_says_how_many_episodes_are_behind_it(write_run, episodes, windo
 def test_a_curve_is_the_mean_of_the_last_episodes_and_is_never_drawn_on():
     at = np.array([10, 20, 30])
     returns = np.array([1.0, 2.0, 6.0])
-    smooth = curves.smooth(at, returns, np.array([5, 10, 25, 30, 99]), window=2)
+    smooth = learning_curves.smooth(at, returns, np.array([5, 10, 25, 30, 99]), window=2)
     np.testing.assert_array_equal(smooth, [np.nan, 1, 1.5, 4, 4])
 
 
 def test_runs_of_unequal_length_share_a_grid(write_run, tmp_path):
     write_run(seed=1, total_steps=1000)
     write_run(seed=2, total_steps=500)
-    result = curves.run_curves(read_records([tmp_path]), points=10)
+    result = learning_curves.run_curves(read_records([tmp_path]), points=10)
     assert result.grid[-1] == 1000
     assert np.isfinite(result.values[0]).all()
     assert np.isfinite(result.values[1]).tolist() == [True] * 5 + [False] * 5
-    table = curves.curve_table(read_records([tmp_path]), points=10)
+    table = learning_curves.curve_table(result)
     assert table["value"].notna().tolist() == [True] * 5 + [False] * 5
     assert (table["runs"] == 2).all()
 
@@ -173,18 +173,20 @@ def test_a_curve_ends_with_the_run_and_not_with_its_last_episode(axis):
     episodes = {"step": at, "wall_time": at / 10, "return": [1.0, 3.0]}
     key = RunKey("r", "s", "h", "Nowhere-v0", 0)
     whole = {"status": ["completed"], "completed": [True], "steps": [1000.0], "seconds": [100.0]}
-    result = curves.run_curves(tables([(key, episodes)], runs=[(key, whole)]), axis, points=10)
+    result = learning_curves.run_curves(
+        tables([(key, episodes)], runs=[(key, whole)]), axis, points=10
+    )
     assert result.grid[-1] == (1000 if axis == "step" else 100)
     assert result.values.tolist() == [[1, 1, 1, 1, *[2] * 6]]
     # without a row in the table of runs, the last episode is all that is known
-    assert curves.run_curves(tables([(key, episodes)]), points=5).grid[-1] == 500
+    assert learning_curves.run_curves(tables([(key, episodes)]), points=5).grid[-1] == 500
 
 
 def test_runs_that_stop_a_few_steps_apart_have_a_last_point(write_run, tmp_path):
     write_run(seed=1, total_steps=1000)
     write_run(seed=2, total_steps=990)
     write_run(seed=3, total_steps=970)
-    result = curves.run_curves(read_records([tmp_path]), points=10)
+    result = learning_curves.run_curves(read_records([tmp_path]), points=10)
     assert np.isfinite(result.values[:, -1]).tolist() == [True, True, False]
 
 
@@ -193,7 +195,7 @@ def test_bands_hold_the_curve_and_narrow_with_runs():
 
     def width(runs):
         values = rng.normal(size=(runs, 1)) + np.linspace(0, 1, 20)
-        value, low, high = curves.band([values], curves.aggregates.mean, 2000)
+        value, low, high = learning_curves.band([values], learning_curves.aggregates.mean, 2000)
         np.testing.assert_allclose(value, values.mean(axis=0))
         assert (low <= value).all()
         assert (value <= high).all()
@@ -207,7 +209,7 @@ def test_a_band_has_the_level_asked_for():
     values = np.random.default_rng(3).normal(size=(200, 3)) * [1, 2, 3]
     error = values.std(axis=0) / np.sqrt(len(values))
     for level in (0.5, 0.8, 0.95):
-        _, low, high = curves.band([values], curves.aggregates.mean, 5000, level)
+        _, low, high = learning_curves.band([values], learning_curves.aggregates.mean, 5000, level)
         width = 2 * NormalDist().inv_cdf((1 + level) / 2) * error
         np.testing.assert_allclose(high - low, width, rtol=0.07)
 
@@ -217,7 +219,9 @@ def test_aggregate_curves_are_in_normalised_scores(write_run, tmp_path):
         for env_id in ("Breakout-v5", "Pong-v5"):
             random, human = references.reference(env_id)
             write_run(seed=seed, env_id=env_id, returns=np.full(50, (random + human) / 2))
-    table = curves.aggregate_curve_table(read_records([tmp_path]), points=5, repetitions=100)
+    measured = learning_curves.run_curves(read_records([tmp_path]), points=5)
+    normalized = learning_curves.normalized(measured)
+    table = learning_curves.aggregate_curve_table(normalized, repetitions=100)
     assert len(table) == 10
     assert table["value"].to_numpy() == pytest.approx(0.5)
     assert set(table["runs"]) == {6}
@@ -226,17 +230,17 @@ def test_aggregate_curves_are_in_normalised_scores(write_run, tmp_path):
 
 def test_area_under_a_straight_line():
     grid = np.linspace(0, 2, 11)
-    area = curves.area_under_curve(grid, np.stack([grid, 3 * grid]))
+    area = learning_curves.area_under_curve(grid, np.stack([grid, 3 * grid]))
     np.testing.assert_allclose(area, [1, 3])
 
 
 def test_a_column_of_the_updates_is_averaged_between_points_of_the_grid(write_run):
     # 10 updates of 100 steps, with losses 1, 1/2, ..., 1/10; two seeds alike
     tables = read_records([write_run(seed=1), write_run(seed=2)])
-    table = curves.update_curve_table(tables, "loss", points=5)
+    table = learning_curves.update_curve_table(tables, "loss", points=5)
     assert table["x"].tolist() == [200, 400, 600, 800, 1000]
     expected = [(1 / n + 1 / (n + 1)) / 2 for n in (1, 3, 5, 7, 9)]
     np.testing.assert_allclose(table["value"], expected)
     np.testing.assert_allclose(table["low"], expected)
     assert set(table["runs"]) == {2}
-    assert curves.update_curve_table(tables, "no_such_column").empty
+    assert learning_curves.update_curve_table(tables, "no_such_column").empty

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.text import Text
 from synthetic_runs import study_folder
 
+import analysis
 from analysis import lag_tables, selection, study_tables, summary
 from analysis import speed as speeds_of
 from analysis import time_spent as times_of
@@ -15,8 +16,10 @@ from analysis.importers.records import read_records
 from analysis.scores import final_scores as scores_of
 from plots import (
     claims,
+    differences,
     efficiency,
     final_scores,
+    improvements,
     intervals,
     learning_curves,
     policy_lag,
@@ -87,8 +90,8 @@ def draw(tables, look):
         "efficiency": lambda: efficiency.draw(curves, look, SOURCE, "score"),
         "profiles": lambda: profiles.draw(shares, look, SOURCE, "score"),
         "run_times": lambda: run_times.draw(seconds, look, SOURCE),
-        "steps": lambda: learning_curves.draw(steps, "step", look, SOURCE),
-        "time": lambda: learning_curves.draw(time, "time", look, SOURCE),
+        "steps": lambda: learning_curves.draw(steps, look, SOURCE),
+        "time": lambda: learning_curves.draw(time, look, SOURCE),
         "scores": lambda: final_scores.draw(scores, look, SOURCE),
         "speed": lambda: speed.draw(speeds, look, SOURCE),
         "spent": lambda: time_spent.draw(times, look, SOURCE),
@@ -100,6 +103,10 @@ def draw(tables, look):
             speeds_of.speedups(speeds_by_x()), look, SOURCE, "variance (ms²)", y="times as fast"
         ),
         "claims": lambda: claims.draw(some_claims(), SOURCE),
+        "improvements": lambda: improvements.draw(
+            analysis.probability_of_improvement(selection.comparable(tables).tables), SOURCE
+        ),
+        "differences": lambda: differences.draw(analysis.compare(tables, "settings"), SOURCE),
     }
 
 
@@ -118,7 +125,7 @@ def texts(drawn):
 BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag", "scaling", "ratios")
 OVER_ENVIRONMENTS = ("aggregates", "efficiency", "profiles", "run_times")
 OF_RUNS = BY_ENVIRONMENT + OVER_ENVIRONMENTS
-FIGURES = (*OF_RUNS, "claims")
+FIGURES = (*OF_RUNS, "claims", "improvements", "differences")
 
 
 def shown_texts(figure):
@@ -208,8 +215,8 @@ def test_the_interval_of_a_final_score_is_drawn_from_end_to_end():
 def test_a_band_is_drawn_from_its_low_to_its_high_end():
     x = np.array([1.0, 2.0, 3.0])
     curve = pd.DataFrame({"x": x, "value": 10 * x, "low": 10 * x - 4, "high": 10 * x + 7})
-    curve = curve.assign(system="a", setting="s", env_id="Pong-v5", runs=3)
-    panel = learning_curves.draw(curve, "step", style.look_of(["a"], ["s"]), SOURCE).axes[0]
+    curve = curve.assign(system="a", setting="s", env_id="Pong-v5", axis="step", runs=3)
+    panel = learning_curves.draw(curve, source=SOURCE).axes[0]
     (band,) = panel.collections
     drawn = {tuple(vertex) for vertex in band.get_paths()[0].vertices}
     assert drawn >= {(a, 10 * a - 4) for a in x} | {(a, 10 * a + 7) for a in x}
@@ -345,19 +352,17 @@ def test_every_curve_has_markers_that_others_do_not_cover():
     frames = [
         pd.DataFrame(
             {
-                "system": name, "setting": "one", "env_id": "Catch-v0", "x": x,
+                "system": name, "setting": "one", "env_id": "Catch-v0", "axis": "step", "x": x,
                 "value": np.where(x <= 1 - index / 10, x, np.nan), "low": np.nan, "high": np.nan, "runs": 1,
             }
         )
         for index, name in enumerate(names)
     ]  # fmt: skip
-    figure = learning_curves.draw(pd.concat(frames), "step", look, SOURCE)
+    figure = learning_curves.draw(pd.concat(frames), look, SOURCE)
     assert len(figure.axes[0].lines) == len(names)
     for line in figure.axes[0].lines:
         assert np.isfinite(line.get_ydata()[line.get_markevery()]).sum() >= 3
-    same = learning_curves.draw(
-        pd.concat(frame.assign(value=x) for frame in frames), "step", look, SOURCE
-    )
+    same = learning_curves.draw(pd.concat(frame.assign(value=x) for frame in frames), look, SOURCE)
     marks = [mark for line in same.axes[0].lines for mark in line.get_markevery()]
     assert len(set(marks)) == len(marks) == 4 * len(names)
 
@@ -367,7 +372,7 @@ def test_of_one_system_the_settings_have_colours(tables):
         tables, tables.runs["run"][(tables.runs["system"] == "cleanba_ppo").to_numpy(bool)]
     )
     look = style.look_of(only.runs["system"], only.runs["setting"])
-    figure = learning_curves.draw(study_tables.learning_curves(only, "step"), "step", look, SOURCE)
+    figure = learning_curves.draw(study_tables.learning_curves(only, "step"), look, SOURCE)
     colours = {line.get_color() for panel in figure.axes for line in panel.lines}
     assert len(colours) == len(look.settings) == 2
     legend = figure.legends[0]

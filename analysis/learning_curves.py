@@ -146,10 +146,7 @@ def band(
 
 
 def curve_table(
-    tables: Tables,
-    axis: str = "step",
-    points: int = POINTS,
-    window: int = EPISODES,
+    curves: Curves,
     statistic: Callable = aggregates.mean,
     repetitions: int = 2000,
     level: float = bootstrap.LEVEL,
@@ -158,14 +155,14 @@ def curve_table(
     """Return the learning curve of every system and setting on every environment.
 
     Returns:
-      system, setting, env_id, x (steps or seconds), value, low, high (returns, over seeds), runs.
+      system, setting, env_id, axis, x (steps or seconds), value, low, high (over seeds), runs.
     """
-    curves = run_curves(tables, axis, points, window)
+    names = ["system", "setting", "env_id"]
     frames = []
-    for key, rows in _groups(curves.runs, ["system", "setting", "env_id"]):
+    for key, rows in _groups(curves.runs, names):
         values = band([curves.values[rows]], statistic, repetitions, level, seed)
-        frames.append(_frame(("system", "setting", "env_id"), key, curves.grid, values, len(rows)))
-    return _concat(frames, ["system", "setting", "env_id"])
+        frames.append(_frame(names, key, curves.axis, curves.grid, values, len(rows)))
+    return _concat(frames, names)
 
 
 def update_curve_table(
@@ -183,7 +180,7 @@ def update_curve_table(
     on the number of updates per step.
 
     Returns:
-      system, setting, env_id, x (steps), value, low, high (over seeds), runs.
+      system, setting, env_id, axis (`step`), x, value, low, high (over seeds), runs.
     """
     names = ["system", "setting", "env_id"]
     runs = [
@@ -206,29 +203,29 @@ def update_curve_table(
     frames = []
     for key, rows in _groups(keys, names):
         band_of_rows = band([values[rows]], statistic, repetitions, level, seed)
-        frames.append(_frame(names, key, grid, band_of_rows, len(rows)))
+        frames.append(_frame(names, key, "step", grid, band_of_rows, len(rows)))
     return _concat(frames, names)
 
 
 def aggregate_curve_table(
-    tables: Tables,
-    axis: str = "step",
-    points: int = POINTS,
-    window: int = EPISODES,
+    curves: Curves,
     metrics: Sequence[str] = ("median", "iqm"),
-    normalization: str = "human",
     repetitions: int = 2000,
     level: float = bootstrap.LEVEL,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Return sample-efficiency (axis `step`) or wall-time-efficiency (axis `time`) curves.
 
-    Environments without a reference are left out; `quality` names them.
+    Args:
+      curves: of normalised scores; environments without a reference are left out, and `quality` names them.
+      metrics: names of `aggregates.AGGREGATES`.
+      repetitions: bootstrap replicates.
+      level: confidence level.
+      seed: seed of the draws.
 
     Returns:
-      system, setting, metric, x, value, low, high (normalised scores), runs, environments.
+      system, setting, metric, axis, x, value, low, high, runs, environments.
     """
-    curves = normalized(run_curves(tables, axis, points, window), normalization)
     frames = []
     for key, rows in _groups(curves.runs, ["system", "setting"]):
         envs = curves.runs["env_id"].to_numpy()[rows]
@@ -238,7 +235,8 @@ def aggregate_curve_table(
             continue
         for metric in metrics:
             values = band(strata, aggregates.AGGREGATES[metric], repetitions, level, seed)
-            frame = _frame(("system", "setting"), key, curves.grid, values, sum(map(len, strata)))
+            runs = sum(map(len, strata))
+            frame = _frame(("system", "setting"), key, curves.axis, curves.grid, values, runs)
             frame.insert(2, "metric", metric)
             frame["environments"] = len(strata)
             frames.append(frame)
@@ -250,17 +248,17 @@ def _groups(runs: pd.DataFrame, by: list[str]) -> list[tuple[tuple, np.ndarray]]
 
 
 def _frame(
-    names: Sequence[str], key: tuple, grid: np.ndarray, values: np.ndarray, runs: int
+    names: Sequence[str], key: tuple, axis: str, grid: np.ndarray, values: np.ndarray, runs: int
 ) -> pd.DataFrame:
     labels = {name: [label] * len(grid) for name, label in zip(names, key, strict=True)}
-    return pd.DataFrame(
-        {**labels, "x": grid, "value": values[0], "low": values[1], "high": values[2], "runs": runs}
-    )
+    value, low, high = values
+    columns = {"axis": axis, "x": grid, "value": value, "low": low, "high": high, "runs": runs}
+    return pd.DataFrame(labels | columns)
 
 
 def _concat(frames: list[pd.DataFrame], names: list[str]) -> pd.DataFrame:
     if not frames:
-        return pd.DataFrame(columns=[*names, "x", "value", "low", "high", "runs"])
+        return pd.DataFrame(columns=[*names, "axis", "x", "value", "low", "high", "runs"])
     return pd.concat(frames, ignore_index=True)
 
 
