@@ -6,7 +6,8 @@ generator is local (rliable draws from NumPy's global one), and no order of summ
 machine.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ LEVEL = 0.95
 FEW_RUNS = 5  # with fewer, intervals under-cover: docs/statistics.md
 # Replicates are made in blocks that stay in the processor's cache.
 BLOCK = 16384
+LARGEST_KEPT = 32 * 2**20  # bytes of draws that are kept for the next call
 
 
 class Interval(NamedTuple):
@@ -72,12 +74,24 @@ def replicates(
     Returns:
       `[..., R]`.
     """
+    small = sum(sizes) * repetitions <= LARGEST_KEPT
+    draws = (_kept_blocks if small else _blocks)(tuple(sizes), repetitions, seed)
+    return np.concatenate([statistic(counts) for counts in draws], axis=-1)
+
+
+def _blocks(sizes: tuple[int, ...], repetitions: int, seed: int) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
-    blocks = [
-        statistic(draw_counts(sizes, min(BLOCK, repetitions - start), rng))
-        for start in range(0, repetitions, BLOCK)
-    ]
-    return np.concatenate(blocks, axis=-1)
+    for start in range(0, repetitions, BLOCK):
+        yield draw_counts(sizes, min(BLOCK, repetitions - start), rng)
+
+
+@functools.lru_cache(maxsize=1)
+def _kept_blocks(sizes: tuple[int, ...], repetitions: int, seed: int) -> list[np.ndarray]:
+    """Return the draws of all blocks: systems with equally many runs have the same."""
+    blocks = list(_blocks(sizes, repetitions, seed))
+    for counts in blocks:
+        counts.flags.writeable = False
+    return blocks
 
 
 def percentile_interval(values: np.ndarray, level: float = LEVEL) -> np.ndarray:

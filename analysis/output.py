@@ -2,13 +2,16 @@
 
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+LEAST_WRAPPED = 12  # characters of a column that is wrapped
 FOR_READING = ("table", "markdown", "latex")  # rounded, in few columns
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
@@ -65,12 +68,48 @@ def render(results: Mapping[str, Any], form: str) -> str:
 def _section(name: str, value: Any) -> str:
     title = name.replace("_", " ")
     if not isinstance(value, (pd.DataFrame, list)):
-        return f"{title}: {value}"
+        return textwrap.fill(f"{title}: {value}", _terminal_width())
     frame = flat(value)
     if frame.empty:
         return f"{title}: none"
-    text = frame.astype(object).map(_cell).to_string(index=False, justify="left")
-    return f"{title}\n{text}"
+    return f"{title}\n{_columns(frame.astype(object).map(_cell))}"
+
+
+def _columns(cells: pd.DataFrame) -> str:
+    """Return a table of text, of which the widest columns are wrapped if the terminal is too narrow."""
+    widths = {name: max(map(len, [name, *cells[name]])) for name in cells}
+    while sum(widths.values()) + len(widths) - 1 > _terminal_width():
+        widest = max(widths, key=widths.get)
+        if widths[widest] <= max(LEAST_WRAPPED, len(widest)):
+            break
+        widths[widest] -= 1
+    right = {name for name in cells if cells[name].map(_is_number).all()}
+    lines = []
+    for row in [{name: name for name in cells}, *cells.to_dict("records")]:
+        parts = {
+            name: [text] if len(text) <= widths[name] else textwrap.wrap(text, widths[name])
+            for name, text in row.items()
+        }
+        for number in range(max(map(len, parts.values()))):
+            line = [
+                f"{(part[number:] or [''])[0]:{'>' if name in right else '<'}{widths[name]}}"
+                for name, part in parts.items()
+            ]
+            lines.append(" ".join(line).rstrip())
+    return "\n".join(lines)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return cell == "-"
+    return True
+
+
+def _terminal_width() -> int:
+    """Return the width of the terminal, or COLUMNS; without either there is no limit."""
+    return shutil.get_terminal_size((sys.maxsize, 0)).columns
 
 
 def _markdown(frame: pd.DataFrame) -> str:

@@ -68,8 +68,13 @@ class Shared(NamedTuple):
         names = f" ({', '.join(self.environments)})" if 0 < number <= MOST_NAMED else ""
         text = f"over the {number} {noun} that all rows have{names}"
         if self.lacking:
-            lack = "; ".join(f"{who} lacks {', '.join(envs)}" for who, envs in self.lacking.items())
-            text += f". {lack}"
+            rows: dict[str, list[str]] = {}
+            for who, envs in self.lacking.items():
+                rows.setdefault(", ".join(envs), []).append(who)
+            text += ". " + "; ".join(
+                f"{' and '.join(who)} {'lacks' if len(who) == 1 else 'lack'} {envs}"
+                for envs, who in rows.items()
+            )
         return text
 
 

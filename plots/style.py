@@ -19,6 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from analysis.tables import UNKNOWN
 from cleanba.record import replace_file
 
 # Okabe and Ito's colour-blind-safe palette, without yellow.
@@ -155,6 +156,8 @@ def systems_and_settings_legend(
     one_system = len(look.systems) == 1
     systems = [system for system in look.systems if system in set(drawn["system"])]
     settings = [setting for setting in look.settings if setting in set(drawn["setting"])]
+    if systems and look.settings == (UNKNOWN,):
+        settings = []
     if one_system and len(look.settings) > 1:
         systems = []
     handles = [

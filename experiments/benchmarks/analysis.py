@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from cleanba.record import Episode, RunInfo, RunWriter, run_name
 from cleanba.run.arguments import Count
@@ -34,25 +33,6 @@ def simulated_scores(games: int, seeds: int) -> dict[str, np.ndarray]:
     levels = rng.lognormal(0, 1, (SYSTEMS, 1, games))
     noise = rng.lognormal(0, 0.2, (SYSTEMS, seeds, games))
     return {f"system {i}": (levels * noise)[i] for i in range(SYSTEMS)}
-
-
-def score_frame(scores: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Return scores `[runs, games]` by system as `scores.final_scores` returns those of runs."""
-    return pd.concat(
-        pd.DataFrame(
-            {
-                "system": system,
-                "setting": "-",
-                "env_id": np.repeat(
-                    [f"game {game}" for game in range(values.shape[1])], len(values)
-                ),
-                "normalized": values.T.ravel(),
-                "seed": 0,
-                "episodes": 100,
-            }
-        )
-        for system, values in scores.items()
-    )
 
 
 def rank_error(replicates: np.ndarray, ends: np.ndarray, level: float) -> float:
@@ -78,15 +58,15 @@ def rank_error(replicates: np.ndarray, ends: np.ndarray, level: float) -> float:
 
 
 def measure_bootstrap(games: int, seeds: int, repetitions: int) -> Values:
-    """Time the same intervals by `summary.aggregate` and by rliable, and compare them."""
+    """Time the same intervals by `analysis.aggregate` and by rliable, and compare them."""
     from rliable import library, metrics
 
-    from analysis import aggregates, bootstrap, summary
+    import analysis
+    from analysis import aggregates, bootstrap
 
     scores = simulated_scores(games, seeds)
-    frame = score_frame(scores)
     start = time.perf_counter()
-    summary.aggregate(frame, repetitions)
+    analysis.aggregate(scores, repetitions=repetitions)
     our_time = time.perf_counter() - start
     ours = {
         name: bootstrap.replicates(
@@ -94,6 +74,7 @@ def measure_bootstrap(games: int, seeds: int, repetitions: int) -> Values:
         )
         for name, s in scores.items()
     }
+    np.random.seed(0)  # rliable draws from NumPy's global generator
     start = time.perf_counter()
     _, theirs = library.get_interval_estimates(
         scores,

@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+from analysis_logs import write_tensorboard
 
 from analysis import importers, lag, quality, summary
 from analysis.importers import (
@@ -47,32 +48,6 @@ def write_monobeast(folder, rows=30, meta=None):
     if meta is not None:
         (folder / "meta.json").write_text(json.dumps(meta))
     return folder / "logs.csv"
-
-
-def write_tensorboard(folder, tag="charts/episodic_return", steps=40, total=400, config=True):
-    from tensorboardX import SummaryWriter
-
-    folder.mkdir(parents=True)
-    writer = SummaryWriter(str(folder))
-    if config:
-        rows = {
-            "exp_name": "cleanba_ppo",
-            "seed": 3,
-            "env_id": "Breakout-v5",
-            "total_timesteps": total,
-            "batch_size": 10,
-            "actor_device_ids": [0],
-            "learner_device_ids": [1, 2],
-            "num_actor_threads": 2,
-            "world_size": 1,
-        }
-        text = "|param|value|\n|-|-|\n" + "\n".join(f"|{k}|{v}|" for k, v in rows.items())
-        writer.add_text("hyperparameters", text)
-    for i in range(1, steps + 1):
-        writer.add_scalar(tag, float(i), 10 * i, walltime=5000.0 + i)
-        writer.add_scalar("losses/value_loss", 1 / i, 10 * i, walltime=5000.0 + i)
-    writer.close()
-    return folder
 
 
 def wandb_run(run_id="abc", state="finished", rows=20):
