@@ -121,7 +121,7 @@ def _read_any(
     # The event files in a record repeat its data, so they are not read.
     events = [f for f in tensorboard.find(path) if not set(f.parents) & set(record_folders)]
     scores = score_tables.find(path)
-    arrays = rliable.find(path, record_folders)
+    arrays, refused = rliable.find(path, record_folders)
     offline = openrlbenchmark.find(path)
     logs: list[tuple[Reader, Sequence[Path]]] = [
         (records.read_records, record_folders),
@@ -135,21 +135,21 @@ def _read_any(
     parts = [part for reader, found in logs if found for part in call(reader, found)]
     if not parts:
         raise InputError(f"{path}: no log that an importer can read")
-    return [*parts, tables(problems=_not_read(path, [*scores, *arrays], record_folders))]
+    return [*parts, tables(problems=_not_read(path, scores, refused, record_folders))]
 
 
 def _not_read(
-    path: Path, scores: Sequence[Path], records_at: Sequence[Path]
+    path: Path, scores: Sequence[Path], refused: Sequence[Path], records_at: Sequence[Path]
 ) -> list[tuple[str, str]]:
     """Return the problems of tables that no importer recognises, and of links that are not followed."""
-    unknown, links = [], []
+    unknown, links = list(refused), []
     for folder, folders, files in os.walk(path):
         here = Path(folder)
         links += [here / name for name in folders if (here / name).is_symlink()]
         if here in records_at:
             continue
-        unknown += [here / name for name in files if name.endswith((".csv", ".npy", ".npz"))]
-    unknown = [f for f in unknown if f not in scores and f.name not in score_tables.OTHERS]
+        tables_here = [here / name for name in files if name.endswith(".csv")]
+        unknown += [f for f in tables_here if f not in scores and f.name not in score_tables.OTHERS]
     problems = []
     for kind, names in (
         ("tables of a form that is not read", unknown),

@@ -1,7 +1,7 @@
 """Reads scores of runs in the forms that rliable takes: dictionaries of arrays, and single arrays."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,16 @@ from cleanba.record.files import LARGEST_TABLE, read_array, read_arrays
 SUFFIXES = (".json", ".npz", ".npy")
 
 
-def find(path: Path, outside: Collection[Path] = ()) -> list[Path]:
-    """Return the files below a folder, but not in or below some others, that hold scores; sorted."""
+def find(path: Path, outside: Collection[Path] = ()) -> tuple[list[Path], list[Path]]:
+    """Return the files below a folder that hold scores, and those that may be meant to but are not read.
+
+    Args:
+      path: the folder.
+      outside: folders in which nothing is looked for.
+    """
     files = [file for file in _files(path) if not set(file.parents) & set(outside)]
-    return [file for file in files if _looks_right(file)]
+    found = [file for file in files if _looks_right(file)]
+    return found, [file for file in files if file not in found and _looks_like_scores(file)]
 
 
 def read(paths: Sequence[Path]) -> Tables:
@@ -49,6 +55,23 @@ def _looks_right(file: Path) -> bool:
         return len(_read(file).scores) > 0
     except InputError:
         return False
+
+
+def _looks_like_scores(file: Path) -> bool:
+    """Whether a file that cannot be read is of arrays, damaged, or of lists in the place of scores."""
+    if file.suffix != ".json":
+        return True
+    try:
+        values = _load(file).values()
+    except InputError as error:
+        return "not JSON" in str(error)
+    rows = [value.values() if isinstance(value, dict) else value for value in values]
+    return all(
+        isinstance(row, Iterable)
+        and not isinstance(row, str)
+        and all(isinstance(x, list) for x in row)
+        for row in rows
+    )
 
 
 def _read(file: Path) -> Tables:

@@ -119,6 +119,15 @@ def test_the_short_table_of_verdicts_fits_a_terminal_and_the_long_one_has_every_
     assert "by environment" not in short
 
 
+def test_tables_are_wrapped_to_the_width_of_the_terminal(study, capsys, monkeypatch):
+    whole = run(capsys, "aggregate", study)[1]
+    monkeypatch.setenv("COLUMNS", "78")
+    narrow = run(capsys, "aggregate", study)[1]
+    assert max(map(len, narrow.splitlines())) <= 78 < max(map(len, whole.splitlines()))
+    words = [sorted("".join(text.split())) for text in (whole, narrow)]
+    assert words[0] == words[1]  # nothing is lost
+
+
 def test_reproducibility_of_identical_runs(study, capsys):
     _, out, _ = run(capsys, "reproducibility", study, "--format", "json")
     entries = json.loads(out)["reproducibility"]

@@ -171,8 +171,12 @@ def test_single_arrays_are_read_by_the_name_of_their_file(tmp_path, scores):
     pd.testing.assert_frame_equal(analysis.aggregate(data), analysis.aggregate(scores))
     np.save(tmp_path / "D.npy", np.array([{"a": 1}], dtype=object))
     np.save(tmp_path / "E.npy", np.ones(3))
+    (tmp_path / "torn.json").write_text('{"A": [[1.0, 2')
+    (tmp_path / "ragged.json").write_text('{"A": [[1.0, 2.0], [3.0]]}')
+    (tmp_path / "other.json").write_text('{"args": {"lr": 0.1}, "names": ["a"]}')
     problems = analysis.load(tmp_path).quality["problem"].tolist()
-    assert problems == ["2 tables of a form that is not read: D.npy, E.npy"]
+    names = "D.npy, E.npy, ragged.json, torn.json"
+    assert problems == [f"4 tables of a form that is not read: {names}"]
     with pytest.raises(analysis.InputError, match=r"not a \.npy file"):
         importers.read([tmp_path / "D.npy"])
 
