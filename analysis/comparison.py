@@ -270,13 +270,13 @@ def _energy(one: Environment, sides: np.ndarray) -> np.ndarray:
     distances = np.abs(values[:, :, None] - values[:, None, :])
     scale = distances.mean(axis=(1, 2), keepdims=True)
     distances = (distances / np.where(scale > 0, scale, 1.0)).sum(axis=0)
-    first, second = sides.astype(np.float64), (~sides).astype(np.float64)
+    first = sides.astype(np.float64)
     n, m = one.first.shape[1], one.second.shape[1]
-    to_first, to_second = distances @ first, distances @ second
-    across = (second * to_first).sum(axis=0) / (n * m)
-    return (
-        2 * across - (first * to_first).sum(axis=0) / n**2 - (second * to_second).sum(axis=0) / m**2
-    )
+    to_first = distances @ first
+    in_first = (first * to_first).sum(axis=0)
+    across = to_first.sum(axis=0) - in_first
+    in_second = distances.sum() - in_first - 2 * across
+    return 2 * across / (n * m) - in_first / n**2 - in_second / m**2
 
 
 def _row(one: Environment, index: int, margin: float, alpha: float, p_different: float) -> Row:

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from analysis import comparison
 from analysis.comparison import ALPHA, MARGIN, Environment
@@ -172,7 +173,7 @@ def table(cases: tuple[Case, ...], field: str, sizes: list, simulations: int) ->
     """Yield the lines of a table: a row per case, a column per number of environments and runs."""
     yield " " * 36 + "".join(f"{f'{e} x {n}':>8}" for e, n in sizes)
     permutations = 1 if field == "equivalent" else PERMUTATIONS
-    with ProcessPoolExecutor() as pool:
+    with _workers() as pool:
         jobs = [
             [
                 pool.submit(_rate, cases is EQUAL, number, size, simulations, permutations)
@@ -186,6 +187,11 @@ def table(cases: tuple[Case, ...], field: str, sizes: list, simulations: int) ->
             )
 
 
+def _workers() -> ProcessPoolExecutor:
+    """Return a process per core, each with one thread: products of such small matrices gain from no more."""
+    return ProcessPoolExecutor(initializer=threadpool_limits, initargs=(1,))
+
+
 def _rate(
     equal: bool, number: int, size: tuple[int, int], simulations: int, permutations: int
 ) -> Rates:
@@ -196,7 +202,7 @@ def power(simulations: int) -> Iterator[str]:
     """Yield the lines of a table: how often a true verdict is reached, normal scores with a spread of 10%."""
     sizes = (5, 10, 20, 30, 50, 100)
     yield " " * 42 + "".join(f"{n:>8}" for n in sizes)
-    with ProcessPoolExecutor() as pool:
+    with _workers() as pool:
         rows = [
             (
                 environments,

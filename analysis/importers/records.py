@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,11 +112,10 @@ def read_columns(kind: type[Row], rows: Sequence[Row]) -> dict[str, np.ndarray]:
     Numbers are float64 with NaN for null and for a field that a row does not have; `fingerprint` and
     `versions` are objects. A field that no row has gives no column.
     """
-    fields = msgspec.structs.fields(kind)
-    by_field = zip(*map(msgspec.structs.astuple, rows), strict=True) if rows else [()] * len(fields)
     columns = {}
-    for field, values in zip(fields, by_field, strict=True):
+    for field in msgspec.structs.fields(kind):
         name = field.encode_name
+        values = list(map(attrgetter(field.name), rows))
         if name in OBJECT_FIELDS:
             column = np.empty(len(values), dtype=object)
             column[:] = values

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -183,12 +184,15 @@ def _of_rollouts(updates: Sequence[Update], rollouts: Sequence[Rollout]) -> Iter
 
 
 def _of_episodes(run: Run, updates: Sequence[Update], episodes: Sequence[Episode]) -> Iterator[str]:
-    rows = list(enumerate(episodes, start=1))
-    yield from _first(((n, e.length == 0) for n, e in rows), Episode, "it has no steps")
-    if run.completed and updates:
-        yield from _first(
-            ((n, e.step > updates[-1].step) for n, e in rows), Episode, "it ends after the run"
-        )
+    # There may be millions of episodes, so that these pass over them without a line of Python for each.
+    lengths = list(map(attrgetter("length"), episodes))
+    if 0 in lengths:
+        empty = ((n, length == 0) for n, length in enumerate(lengths, start=1))
+        yield from _first(empty, Episode, "it has no steps")
+    steps = list(map(attrgetter("step"), episodes))
+    if run.completed and updates and max(steps, default=0) > updates[-1].step:
+        beyond = ((n, step > updates[-1].step) for n, step in enumerate(steps, start=1))
+        yield from _first(beyond, Episode, "it ends after the run")
 
 
 def _of_schedule(

@@ -7,8 +7,11 @@ The working tree is not touched: the tracked files are copied to a temporary fol
 applies, because the code has moved on, is an error too.
 """
 
+import contextlib
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +23,7 @@ import msgspec
 from cleanba.run.command_line import BadInput, run_command_line
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_PER_CHANGE = 600  # after which the tests are taken to hang, which is noticed
+SECONDS_PER_CHANGE = 180  # after which the tests are taken to hang, which is noticed
 
 
 class Mutation(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,22 +71,26 @@ def is_noticed(mutation: Mutation, folder: Path) -> bool:
     path = folder / mutation.file
     source = path.read_text()
     path.write_text(source.replace(mutation.old, mutation.new))
-    options = "-q -x -p no:cacheprovider -m 'not soak'"
-    command = f"{sys.executable} -m pytest {options} {mutation.tests}"
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not soak", *shlex.split(mutation.tests))
+    pytest = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command, shell=True, cwd=folder, env=environment, capture_output=True, timeout=SECONDS_PER_CHANGE
-        )  # fmt: skip
+        code = pytest.wait(SECONDS_PER_CHANGE)
     except subprocess.TimeoutExpired:
         return True
     finally:
         path.write_text(source)
-    if (
-        1 < done.returncode < 128
-    ):  # pytest itself failed, or selected no test; 128 + a signal is a crash
-        raise BadInput(f"{mutation.tests}: pytest ends with exit code {done.returncode}")
-    return done.returncode != 0
+        with contextlib.suppress(ProcessLookupError):  # what it started, and itself if it hangs
+            os.killpg(pytest.pid, signal.SIGKILL)
+    if 1 < code < 128:  # pytest itself failed, or selected no test; 128 + a signal is a crash
+        raise BadInput(f"{mutation.tests}: pytest ends with exit code {code}")
+    return code != 0
 
 
 def main(args: Args) -> None:
