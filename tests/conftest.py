@@ -14,6 +14,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # On two cores, BLAS threads of several tests that wait for each other cost more than they bring.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# pytest-xdist sets it in its workers, and tables would be wrapped to it.
+os.environ.pop("COLUMNS", None)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
