@@ -159,7 +159,8 @@ def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
         results["aggregate"] = summary.aggregate_frame(results["aggregate"]).drop(columns="note")
         results["notes"] = [note for note in notes if note["note"]]
     results["probability_of_improvement"] = summary.improvements(scores, **draws)
-    results["run_times"] = summary.run_times(selection.on_environments(tables, shared.environments))
+    timed = shared.environments or selection.environments(tables)
+    results["run_times"] = summary.run_times(selection.on_environments(tables, timed))
     if args.profiles:
         taus = np.round(np.linspace(0, 8, 81), 2)
         results["profiles"] = summary.profiles(scores, taus, **draws)

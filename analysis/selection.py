@@ -106,9 +106,7 @@ def over_shared(scores: pd.DataFrame) -> tuple[pd.DataFrame, Shared]:
 
 
 def on_environments(tables: Tables, environments: Collection[str]) -> Tables:
-    """Return the tables of runs on some environments; of all runs, if there are none."""
-    if not environments:
-        return tables
+    """Return the tables of runs on some environments."""
     others = tables.runs["run"][~tables.runs["env_id"].isin(list(environments))]
     return without_runs(tables, others)
 

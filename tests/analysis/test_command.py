@@ -363,6 +363,17 @@ def test_a_table_is_over_the_environments_that_all_its_rows_have(write_run, tmp_
     assert "Freeway-v5" in {row["env_id"] for row in found["curves"]}
 
 
+def test_rows_without_a_common_environment_have_no_common_curve(write_run, tmp_path, capsys):
+    write_run(setting="a", returns=np.full(100, 20.0))
+    write_run(setting="b", env_id="Pong-v5", returns=np.full(100, 1.0))
+    found = json.loads(run(capsys, "curves", tmp_path, "--format", "json")[1])
+    assert found["aggregate_curves"] == found["environments"]["environments"] == []
+    assert len(found["curves"]) == 200
+    found = json.loads(run(capsys, "aggregate", tmp_path, "--format", "json")[1])
+    assert found["aggregate"] == []
+    assert len(found["run_times"]) == 2
+
+
 def test_curves_of_scores_alone_are_refused(tmp_path, capsys):
     (tmp_path / "scores.csv").write_text("env_id,ppo\nPong-v5,20 ± 1\n")
     code, _, err = run(capsys, "curves", tmp_path)
