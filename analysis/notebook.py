@@ -1,11 +1,11 @@
 """One call for each result, for notebooks and scripts: `import analysis; analysis.aggregate(data)`.
 
-`data` are the tables that `load` returns, or a dictionary as rliable takes it: algorithm -> normalised
-scores, `[runs, tasks]`, or `[runs, tasks, frames]` where a function says so; the entry `tasks` may name the
-tasks. Every function returns a DataFrame, which a function `draw` of `plots` takes as it is.
+`data` is what `load` returns, or a dictionary in rliable's format: algorithm -> normalised scores, of shape
+`[runs, tasks]`, or `[runs, tasks, frames]` for `curves` and `sample_efficiency`. An optional entry `tasks`
+names the tasks. Every function returns a DataFrame, and `plots` has a module whose `draw` accepts it.
 
-Tables over several environments are over those that all rows have. `attrs["environments"]` of the result
-is a sentence about it, and there is a warning if any row lacks an environment that others have.
+Aggregates cover the environments that all rows share. `attrs["environments"]` of the result describes them,
+and a warning is issued if a row lacks an environment that others have.
 """
 
 import warnings
