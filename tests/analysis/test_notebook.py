@@ -77,6 +77,7 @@ def test_verdicts_on_arrays(scores):
         ("A", "C"): "different",
         ("B", "C"): "different",
     }
+    assert analysis.compare(scores)["more_seeds"].isna().all()  # of decided pairs
     rows = analysis.by_environment(analysis.compare(scores))
     assert len(rows) == 3 * 5
     a, b = scores["A"], scores["B"]

@@ -412,3 +412,19 @@ def test_run_times_are_in_a_unit_that_fits_them(seconds, labels, axis):
     (panel,) = figure.axes
     assert [text.get_text() for text in panel.texts] == labels
     assert panel.get_xlabel() == axis
+
+
+def test_differences_are_drawn_in_margins():
+    row = {"env_id": "Pong-v5", "outcome": "final", "margin": 0.5}
+    rows = [row | {"low": 0.5, "difference": 1.0, "high": 1.5}]
+    pair = {"system_a": "a", "system_b": "b", "verdict": "different", "by_environment": rows}
+    panel = differences.draw(pd.DataFrame([pair])).axes[0]
+    drawn = [np.asarray(line.get_xdata(), float).tolist() for line in panel.lines]
+    assert [1.0, 3.0] in drawn
+    assert [2.0] in drawn
+
+
+def test_probabilities_of_improvement_are_drawn_from_end_to_end():
+    row = {"x": "a, -", "y": "b, -", "value": 0.6, "low": 0.4, "high": 0.7, "environments": 2}
+    (bar,) = improvements.draw(pd.DataFrame([row])).axes[0].patches
+    assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((0.4, 0.7))
