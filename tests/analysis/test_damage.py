@@ -4,6 +4,8 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.importers.records import read_readable_records
+from cleanba.record import read_run
+from cleanba.record.consistency import contradictions
 
 FILES = ("episodes.jsonl", "updates.jsonl", "rollouts.jsonl")
 
@@ -71,3 +73,17 @@ def test_other_files_of_another_size_fail_a_strict_check(write_run, tmp_path, ca
         capsys.readouterr().out.split()
     )
     assert main(["quality", str(tmp_path), "--strict"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [("length", 0, "it has no steps"), ("step", 10**6, "it ends after the run")],
+)
+def test_an_episode_that_cannot_be_is_named_with_its_line(write_run, field, value, what):
+    run = read_run(write_run())
+    rows = run.episodes()
+    found = contradictions(run, run.updates(), run.rollouts(), rows)
+    assert not any(what in line for line in found)
+    setattr(rows[3], field, value)
+    found = contradictions(run, run.updates(), run.rollouts(), rows)
+    assert f"episodes.jsonl, line 4: {what}" in found
