@@ -33,6 +33,13 @@ from cleanba.record.actions import GroupDigest
 Act = Callable[[Any, Any, Any, Any], tuple[Any, Any, Any]]
 
 
+class Entry(NamedTuple):
+    """What arrived with the first observation of a rollout, [1, B] each."""
+
+    rewards: Any  # float32, as the agent learns from them; 0 at the start of the run
+    firsts: Any  # bool, whether the observation began an episode
+
+
 class GroupRollout(NamedTuple):
     """T steps of the B environments of one group.
 
@@ -45,6 +52,7 @@ class GroupRollout(NamedTuple):
     actions: Any  # int32 [T, B]
     rewards: Any  # float32 [T, B], as the agent learns from them
     behaviour: Any  # what `act` returned beside the actions, stacked to [T, B, ...]
+    entry: Entry | None = None  # only for the original's alignment (`--compat`)
 
 
 class FinishedEpisode(NamedTuple):
@@ -142,7 +150,15 @@ def _complete(rollout: GroupRollout) -> GroupRollout:
 class EnvGroup:
     """One environment group: its environments, its random key, its fixed-shape inference call."""
 
-    def __init__(self, index: int, envs: Any, num_envs: int, key: jax.Array, act: Act):
+    def __init__(
+        self,
+        index: int,
+        envs: Any,
+        num_envs: int,
+        key: jax.Array,
+        act: Act,
+        with_entry: bool = False,
+    ):
         """Reset the environments.
 
         Args:
@@ -152,6 +168,7 @@ class EnvGroup:
           key: the group's random key, on the device that acts.
           act: (params, obs [B, ...], key, step) -> (actions [B], behaviour, step + 1), compiled; its
             randomness depends only on the key and the step, so that a run can be resumed.
+          with_entry: whether rollouts have an `entry`.
         """
         self.index = index
         self._envs = envs
@@ -162,9 +179,11 @@ class EnvGroup:
         self._env_ids = np.arange(num_envs, dtype=np.int32)
         self._statistics = EpisodeStatistics(num_envs)
         self._digest = GroupDigest()
+        self._with_entry = with_entry
         self._envs.async_reset()
         self._obs = self._envs.recv()[0]
         self._done = np.zeros(num_envs, bool)
+        self._entry = Entry(np.zeros((1, num_envs), np.float32), np.ones((1, num_envs), bool))
 
     def replay(self, actions: np.ndarray) -> bytes:
         """Replay the actions of a recorded rollout, without a policy; return the digest so far.
@@ -172,7 +191,9 @@ class EnvGroup:
         Args:
           actions: int32 [T, B].
         """
-        self._obs, rewards, dones = play(self._envs, actions)
+        self._obs, rewards, dones, last_reward = play(self._envs, actions)
+        firsts = np.concatenate([self._done[None], dones])[-2:-1]
+        self._entry = Entry(last_reward[None], firsts)
         self._done = dones[-1]
         self._step += np.int32(len(actions))
         self._statistics.count(rewards, dones)
@@ -210,9 +231,15 @@ class EnvGroup:
         """Return the rollout, on the device of the group's learner, and its recorded parts."""
         rollout = _complete(
             GroupRollout(
-                self._obs_buffer, self._dones, self._actions, self._rewards, self._behaviour
+                self._obs_buffer,
+                self._dones,
+                self._actions,
+                self._rewards,
+                self._behaviour,
+                self._entry if self._with_entry else None,
             )
         )
+        self._entry = Entry(self._rewards[-1:], self._dones[-2:-1])
         dones = self._dones[1:]
         digest = self._digest.update(self._actions, self._unclipped, dones)
         episodes = self._statistics.count(self._unclipped, dones)

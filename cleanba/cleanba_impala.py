@@ -21,6 +21,7 @@ import rlax
 
 from cleanba import evaluate, training
 from cleanba.actor_learner import Act, GroupRollout
+from cleanba.compatibility import restores
 from cleanba.exact import psum, single_gradient
 from cleanba.exact.groups import GroupExchange, sum_over_microbatches, tree_sum
 from cleanba.exact.placement import Hardware
@@ -71,6 +72,8 @@ class Args:
     """Discount factor."""
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an update; each has the same number of environments of every group."""
+    gradient_accumulation_steps: Hyper[Count] = 1
+    """Gradients that are averaged before an optimizer step; each minibatch is cut into as many."""
     rho_clip: Hyper[NotNegative] = 1.0
     """Clipping of the importance ratios in the V-trace targets (rho; that of c is 1, as in rlax)."""
     pg_rho_clip: Hyper[NotNegative] = 1.0
@@ -106,6 +109,13 @@ class Args:
     xla_cpu_pool_size: Hyper[Count] = 8
     """Size of XLA's thread pool on a CPU, independent of the number of cores. Convolutions and matrix
     products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
+    compat: Hyper[
+        tuple[
+            Literal["original", "alignment", "gradient-scale", "no-ops", "action-key"],
+            ...,
+        ]
+    ] = ()
+    """Parts of the original Cleanba's arithmetic to restore; `original`: all (docs/differences.md)."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions()
@@ -138,6 +148,35 @@ def make_act(network: Any) -> Act:
     return act
 
 
+class Steps(NamedTuple):
+    """The transitions of a rollout, [T, B] each."""
+
+    r_t: jax.Array  # rewards
+    discount_t: jax.Array
+    mask: jax.Array  # 0 where there is nothing to learn
+
+
+def textbook_steps(rollout: GroupRollout, gamma: float) -> Steps:
+    """Pair each action with the reward and the end that follow it.
+
+    A step from a terminal observation only resets its environment, and is masked.
+    """
+    dones = rollout.dones.astype(jnp.float32)
+    return Steps(rollout.rewards, gamma * (1.0 - dones[1:]), 1.0 - dones[:-1])
+
+
+def original_steps(rollout: GroupRollout, gamma: float) -> Steps:
+    """Pair each action with the reward and the end that came with its observation, as the original does.
+
+    The value of an observation then includes the reward that came with it. The first step of an episode is
+    masked, and the step that only resets its environment is not (cleanba_impala.py at d1f8979, impala_loss).
+    """
+    rewards = jnp.concatenate([rollout.entry.rewards, rollout.rewards])[:-1]
+    firsts = jnp.concatenate([rollout.entry.firsts, rollout.dones[:-2]]).astype(jnp.float32)
+    dones = rollout.dones[:-1].astype(jnp.float32)
+    return Steps(rewards, gamma * (1.0 - dones), 1.0 - firsts)
+
+
 def impala_loss(
     logits_tm1: jax.Array, values: jax.Array, rollout: GroupRollout, args: Args
 ) -> Losses:
@@ -153,9 +192,8 @@ def impala_loss(
       The sums; `entropy` and `count` give the mean entropy.
     """
     v_tm1, v_t = values[:-1], values[1:]
-    dones = rollout.dones.astype(jnp.float32)
-    discount_t = args.gamma * (1.0 - dones[1:])
-    mask = 1.0 - dones[:-1]  # a step from a terminal observation only resets its environment
+    steps_of = original_steps if restores(args, "alignment") else textbook_steps
+    r_t, discount_t, mask = steps_of(rollout, args.gamma)
     rho_tm1 = rlax.categorical_importance_sampling_ratios(
         logits_tm1, rollout.behaviour, rollout.actions
     )
@@ -168,7 +206,7 @@ def impala_loss(
         ),
         in_axes=1,
         out_axes=1,
-    )(v_tm1, v_t, rollout.rewards, discount_t, rho_tm1)
+    )(v_tm1, v_t, r_t, discount_t, rho_tm1)
     log_probs = jax.nn.log_softmax(logits_tm1)
     logprob = jnp.take_along_axis(log_probs, rollout.actions[..., None], axis=-1)[..., 0]
     policy_loss = -(logprob * jax.lax.stop_gradient(vtrace.pg_advantage) * mask).sum()
@@ -198,6 +236,8 @@ def make_optimizer(args: Args, num_updates: int) -> tuple[optax.GradientTransfor
             eps_in_sqrt=False,
         ),
     )
+    if args.gradient_accumulation_steps > 1:
+        optimizer = optax.MultiSteps(optimizer, args.gradient_accumulation_steps)
     return optimizer, learning_rate
 
 
@@ -231,6 +271,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
     """
     optimizer, _ = make_optimizer(args, setup.num_updates)
     gradient = make_gradient(setup.network, args)
+    num_minibatches = args.num_minibatches * args.gradient_accumulation_steps
 
     def microbatch_gradient(
         params: Any, rollout: GroupRollout, minibatch: jax.Array, start: jax.Array
@@ -242,6 +283,10 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
         params: Any, opt_state: Any, groups: tuple[tuple[Any, Losses], ...]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
         grads, losses = tree_sum(groups)
+        if restores(args, "gradient-scale"):
+            # the original averages the sums of its learner devices
+            learners = len(setup.placement.learner_device_ids) * setup.placement.num_processes
+            grads = jax.tree.map(lambda g: g / learners, grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
         metrics["entropy"] = losses.entropy / jnp.maximum(metrics.pop("count"), 1)
@@ -253,7 +298,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
             gradient,
             optimizer_step,
             exchange,
-            num_minibatches=args.num_minibatches,
+            num_minibatches=num_minibatches,
             minibatch_size=setup.minibatch_size,
             axis=1,
         )
@@ -261,7 +306,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
         return single_gradient.make_learn(
             microbatch_gradient,
             optimizer_step,
-            num_minibatches=args.num_minibatches,
+            num_minibatches=num_minibatches,
             loop=len(setup.spec.obs_shape) == 1,
         )
     group_gradient = sum_over_microbatches(
@@ -272,7 +317,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
     def learn(
         params: Any, opt_state: Any, rollouts: list[GroupRollout]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
-        for minibatch in map(np.int32, range(args.num_minibatches)):
+        for minibatch in map(np.int32, range(num_minibatches)):
             # on each group's learner device, in an executable that no layout changes
             gradients = [
                 group_gradient(group_params, rollout, minibatch)

@@ -20,6 +20,7 @@ import optax
 
 from cleanba import evaluate, training
 from cleanba.actor_learner import Act, GroupRollout
+from cleanba.compatibility import advantage_chunks, restores
 from cleanba.exact import psum, single_gradient
 from cleanba.exact.groups import GroupExchange, sum_over_microbatches, tree_sum
 from cleanba.exact.placement import Hardware
@@ -33,7 +34,7 @@ from cleanba.run.arguments import (
     Positive,
     Share,
 )
-from cleanba.run.command_line import run_command_line
+from cleanba.run.command_line import input_checks, run_command_line
 from cleanba.run.options import (
     CheckpointOptions,
     LogOptions,
@@ -72,6 +73,8 @@ class Args:
     """Lambda of generalised advantage estimation."""
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an epoch; each has the same number of transitions of every group."""
+    gradient_accumulation_steps: Hyper[Count] = 1
+    """Gradients that are averaged before an optimizer step; each minibatch is cut into as many."""
     update_epochs: Hyper[Count] = 4
     """Epochs over each batch."""
     norm_adv: Hyper[bool] = True
@@ -105,6 +108,13 @@ class Args:
     xla_cpu_pool_size: Hyper[Count] = 8
     """Size of XLA's thread pool on a CPU, independent of the number of cores. Convolutions and matrix
     products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
+    compat: Hyper[
+        tuple[
+            Literal["original", "advantages", "reset-steps", "no-ops", "action-key"],
+            ...,
+        ]
+    ] = ()
+    """Parts of the original Cleanba's arithmetic to restore; `original`: all (docs/differences.md)."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions()
@@ -238,7 +248,7 @@ def ppo_loss(
     log_ratio = logprob - batch.logprobs
     ratio = jnp.exp(log_ratio)
     advantages = batch.advantages
-    if args.norm_adv:
+    if args.norm_adv and not restores(args, "advantages"):
         deviation = jnp.sqrt(moments.deviations / moments.count)
         advantages = (advantages - moments.mean) / (deviation + 1e-8)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
@@ -270,7 +280,14 @@ def make_optimizer(args: Args, num_updates: int) -> tuple[optax.GradientTransfor
         optax.clip_by_global_norm(args.max_grad_norm),
         optax.adam(lambda count: learning_rate(count // steps), eps=args.adam_eps),
     )
+    if args.gradient_accumulation_steps > 1:
+        optimizer = optax.MultiSteps(optimizer, args.gradient_accumulation_steps)
     return optimizer, learning_rate
+
+
+def minibatches_of(args: Args) -> int:
+    """Return the gradients of an epoch; `gradient_accumulation_steps` of them make an optimizer step."""
+    return args.num_minibatches * args.gradient_accumulation_steps
 
 
 def make_batch(network: Any, args: Args) -> Callable:
@@ -293,7 +310,7 @@ def make_batch(network: Any, args: Args) -> Callable:
         advantages = generalized_advantages(
             rollout.rewards, discounts, args.gae_lambda, values[:-1], values[1:]
         )
-        mask = 1.0 - dones[:-1]
+        mask = jnp.ones_like(dones[:-1]) if restores(args, "reset-steps") else 1.0 - dones[:-1]
         epoch_keys = jax.random.split(jax.random.fold_in(key, update), args.update_epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, size))(epoch_keys)
         batch = Batch(
@@ -305,10 +322,67 @@ def make_batch(network: Any, args: Args) -> Callable:
             mask=mask.reshape(size),
             order=order,
         )
-        minibatches = order.reshape(args.update_epochs * args.num_minibatches, -1)
+        minibatches = order.reshape(args.update_epochs * minibatches_of(args), -1)
         return batch, minibatch_moments(batch.advantages[minibatches], batch.mask[minibatches])
 
     return batch_of
+
+
+def chunk_moments(advantages: jax.Array, in_chunk: jax.Array) -> Moments:
+    """Return the moments of a group's advantages in each of the original's chunks.
+
+    Args:
+      advantages: of the group [T, B].
+      in_chunk: 1 where an environment is part of a chunk, else 0 [chunks, B].
+
+    Returns:
+      `Moments` of [chunks].
+    """
+    values = jnp.broadcast_to(advantages, (len(in_chunk), *advantages.shape))
+    mask = jnp.broadcast_to(in_chunk[:, None], values.shape)
+    flat = (len(in_chunk), advantages.size)
+    return minibatch_moments(values.reshape(flat), mask.reshape(flat))
+
+
+def normalize_by_chunk(batch: Batch, moments: Moments, chunk: jax.Array) -> Batch:
+    """Normalise advantages over the environments of a chunk and all their steps, as the original does.
+
+    Args:
+      batch: of a group.
+      moments: of all chunks, over all groups.
+      chunk: of each of the group's environments [B].
+    """
+    advantages = batch.advantages.reshape(-1, len(chunk))
+    deviation = jnp.sqrt(moments.deviations / moments.count)
+    normalized = (advantages - moments.mean[chunk]) / (deviation[chunk] + 1e-8)
+    return batch._replace(advantages=normalized.reshape(-1))
+
+
+def _chunks_of(args: Args, setup: Setup) -> np.ndarray:
+    processes = setup.placement.num_processes
+    return advantage_chunks(args.hardware, processes, setup.num_envs, args.num_minibatches)
+
+
+def make_chunk_normalization(
+    args: Args, setup: Setup, exchange: GroupExchange
+) -> Callable[[list[Batch]], list[Batch]]:
+    """Return the function that normalises the advantages of the local groups as the original does."""
+    chunks = _chunks_of(args, setup).reshape(setup.placement.num_groups, -1)
+    local = [chunks[group] for group in setup.placement.local_groups]
+    one_hot = np.arange(chunks.max() + 1)[:, None]
+    moments_of = jax.jit(
+        lambda batch, chunk: chunk_moments(
+            batch.advantages.reshape(-1, len(chunk)), (chunk == one_hot).astype(np.float32)
+        )
+    )
+    combine, normalize = jax.jit(combine_moments), jax.jit(normalize_by_chunk)
+
+    def normalized(batches: list[Batch]) -> list[Batch]:
+        moments = [moments_of(batch, chunk) for batch, chunk in zip(batches, local, strict=True)]
+        whole = exchange.spread(combine(exchange.gather(moments)))
+        return [normalize(*each) for each in zip(batches, whole, local, strict=True)]
+
+    return normalized
 
 
 def take(batch: Batch, first: jax.Array, count: int) -> Batch:
@@ -354,7 +428,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
         metrics = losses._asdict() | {"grad_norm": optax.global_norm(grads)}
         return optax.apply_updates(params, updates), opt_state, metrics
 
-    num_minibatches = args.update_epochs * args.num_minibatches
+    num_minibatches = args.update_epochs * minibatches_of(args)
     if args.reduction == "psum":
         return psum.make_learn(
             take,
@@ -381,8 +455,8 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
         params: Any, opt_state: Any, batches: list[Batch], moments: list[Moments]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
         for epoch in range(args.update_epochs):
-            for minibatch in range(args.num_minibatches):
-                index = np.int32(epoch * args.num_minibatches + minibatch)
+            for minibatch in range(minibatches_of(args)):
+                index = np.int32(epoch * minibatches_of(args) + minibatch)
                 # on each group's learner device, in an executable that no layout changes
                 gradients = [
                     group_gradient(group_params, batch, group_moments, index)
@@ -405,6 +479,8 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
     batch_of = make_batch(setup.network, args)
     combine = jax.jit(combine_moments)
     learn = make_learn(args, setup, exchange)
+    by_chunk = args.norm_adv and restores(args, "advantages")
+    normalize = make_chunk_normalization(args, setup, exchange) if by_chunk else list
     groups = setup.placement.local_groups
     keys = [
         jax.device_put(
@@ -424,7 +500,7 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
             moments.append(group_moments)
         # Advantages are normalized over the whole minibatch, so each group needs the moments of all groups.
         moments = exchange.spread(combine(exchange.gather(moments)))
-        params, opt_state, metrics = learn(*state, batches, moments)
+        params, opt_state, metrics = learn(*state, normalize(batches), moments)
         return TrainState(params, opt_state), metrics | {"learning_rate": learning_rate(number - 1)}
 
     return update
@@ -432,13 +508,17 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
 
 def prepare(args: Args) -> Setup:
     """Check the arguments and prepare the run, see `preparation.prepare_run`."""
-    return prepare_run(
+    setup = prepare_run(
         args,
         name="cleanba_ppo",
         default_num_envs=120,
         units_per_env=args.num_steps,
         images_per_unit=1,
     )
+    if restores(args, "advantages"):
+        with input_checks():
+            _chunks_of(args, setup)
+    return setup
 
 
 def main(args: Args) -> None:

@@ -209,6 +209,7 @@ class Played(NamedTuple):
     obs: np.ndarray  # [B, ...], after the last step
     rewards: np.ndarray  # float32 [T, B], unclipped
     dones: np.ndarray  # bool [T, B]
+    last_reward: np.ndarray  # float32 [B], of the last step, as the agent learns from it
 
 
 def play(envs: Any, actions: np.ndarray) -> Played:
@@ -224,10 +225,11 @@ def play(envs: Any, actions: np.ndarray) -> Played:
     env_ids = np.arange(actions.shape[1], dtype=np.int32)
     rewards = np.empty(actions.shape, np.float32)
     dones = np.empty(actions.shape, bool)
-    obs = None
+    obs = last_reward = None
     for t in range(len(actions)):
         envs.send(actions[t], env_ids)
         obs, reward, terminated, truncated, info = envs.recv()
         rewards[t] = info.get("reward", reward)
         np.logical_or(terminated, truncated, out=dones[t])
-    return Played(obs, rewards, dones)
+        last_reward = np.array(reward, np.float32)
+    return Played(obs, rewards, dones, last_reward)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from cleanba.compatibility import depends_on_layout
 from cleanba.environments import EnvSpec, describe_env
 from cleanba.exact import placement
 from cleanba.exact.placement import Hardware, Placement
@@ -47,6 +48,7 @@ class CommonArgs(Protocol):
     num_env_groups: int | None
     num_steps: int
     num_minibatches: int
+    gradient_accumulation_steps: int
     concurrency: bool
     network: str
     channels: tuple[int, ...] | None
@@ -55,6 +57,7 @@ class CommonArgs(Protocol):
     microbatch_size: int | None
     reduction: str
     xla_cpu_pool_size: int
+    compat: tuple[str, ...]
     hardware: Hardware
     run: RunOptions
     logging: LogOptions
@@ -196,16 +199,19 @@ def prepare_run(
     args = replace(
         args, checkpoints=replace(args.checkpoints, checkpoint_every=every, num_checkpoints=0)
     )
+    gradients = args.num_minibatches * args.gradient_accumulation_steps
     groups = args.num_env_groups or placement.default_num_env_groups(
-        num_envs, units_per_env, args.num_minibatches
+        num_envs, units_per_env, gradients
     )
     if num_envs % groups:
         raise ValueError(f"--num-env-groups {groups}: must divide the {num_envs} environments")
     group_units = num_envs // groups * units_per_env
-    if group_units % args.num_minibatches:
+    if group_units % gradients:
         what = "environments" if units_per_env == 1 else "transitions"
+        steps = args.gradient_accumulation_steps
+        cut = f" x --gradient-accumulation-steps {steps}" if steps > 1 else ""
         raise ValueError(
-            f"--num-minibatches {args.num_minibatches}: must divide the {group_units} {what} of a "
+            f"--num-minibatches {args.num_minibatches}{cut}: must divide the {group_units} {what} of a "
             f"group ({num_envs} environments in {groups} groups)"
         )
     process, num_processes = placement.slurm_processes(args.hardware)
@@ -228,7 +234,7 @@ def prepare_run(
     check_fits(network_name, spec.obs_shape)
     network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
     placement.start_jax(args.hardware, args.xla_cpu_pool_size)
-    minibatch_size = group_units // args.num_minibatches
+    minibatch_size = group_units // gradients
     microbatch_size = choose_microbatch_size(
         args.microbatch_size, minibatch_size, images_per_unit, spec
     )
@@ -268,9 +274,13 @@ def pinned(hyperparameters: Mapping[str, Any], placed: Placement) -> dict[str, d
     is_cpu = device.platform == "cpu"
     kind = placement.cpu_model() if is_cpu else device.device_kind
     hardware = {"platform": device.platform, "device_kind": kind}
-    if hyperparameters["reduction"] == "psum":
+    if hyperparameters["reduction"] == "psum" or depends_on_layout(hyperparameters["compat"]):
         hardware["learner_device_ids"] = list(placed.learner_device_ids)
         hardware["num_processes"] = placed.num_processes
+    if depends_on_layout(hyperparameters["compat"]):
+        devices = [actor.device_id for actor in placed.actors]
+        hardware["actor_device_ids"] = list(dict.fromkeys(devices))
+        hardware["num_actor_threads"] = len(devices) // len(set(devices))
     return {
         "hyperparameters": dict(hyperparameters),
         "versions": versions(PACKAGES),

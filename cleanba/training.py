@@ -23,8 +23,10 @@ from cleanba.actor_learner import (
     GroupRollout,
     Stopped,
 )
+from cleanba.compatibility import env_overrides, restores
 from cleanba.environments import env_seeds, make_envs
 from cleanba.exact.groups import GroupExchange
+from cleanba.exact.placement import ActorPlacement
 from cleanba.preparation import Setup, pinned
 from cleanba.record import ACTIONS_FILE, RecordError, checkpoints
 from cleanba.record.actions import DamagedActions, read_frames
@@ -116,11 +118,20 @@ def _make_actors(
         cores = len(os.sched_getaffinity(0))
         env_threads = min(cores, setup.group_size)
 
-    def make_group(index: int, device: jax.Device) -> EnvGroup:
+    def make_group(index: int, actor: ActorPlacement) -> EnvGroup:
+        device = devices[actor.device_id]
         seeds = env_seeds(setup.args.seed, index * setup.group_size, setup.group_size)
-        envs = make_envs(setup.spec.env_id, seeds, env_threads, setup.args.atari_preprocessing)
-        key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, index), device)
-        group = EnvGroup(index, envs, setup.group_size, key, act)
+        envs = make_envs(
+            setup.spec.env_id,
+            seeds,
+            env_threads,
+            setup.args.atari_preprocessing,
+            **env_overrides(setup.args, setup.spec.is_atari),
+        )
+        stream = actor.groups.index(index) if restores(setup.args, "action-key") else index
+        key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, stream), device)
+        with_entry = restores(setup.args, "alignment")
+        group = EnvGroup(index, envs, setup.group_size, key, act, with_entry)
         if setup.checkpoint is not None:
             _rebuild(setup, setup.checkpoint, group, advance, failure)
         return group
@@ -128,7 +139,7 @@ def _make_actors(
     return [
         ActorThread(
             actor.thread,
-            lambda actor=actor: [make_group(g, devices[actor.device_id]) for g in actor.groups],
+            lambda actor=actor: [make_group(index, actor) for index in actor.groups],
             exchange.device_of,
             num_steps=setup.args.num_steps,
             steps_per_env_step=setup.num_envs,

@@ -122,7 +122,7 @@ def _simulate(
     envs.async_reset()
     envs.recv()
     for number, frame in enumerate(frames):
-        _, rewards, dones = play(envs, frame.actions)
+        _, rewards, dones, _ = play(envs, frame.actions)
         columns = [slice(g * size, (g + 1) * size) for g in range(num_groups)]
         found = combine_digests(
             digest.update(frame.actions[:, c], rewards[:, c], dones[:, c])

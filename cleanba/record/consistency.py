@@ -41,11 +41,12 @@ def schedule_of(run: Run) -> Schedule | None:
     """Return the schedule of a Cleanba run; None for other systems."""
     options = run.info.hyperparameters
     numbers = [options.get(name) for name in ("num_steps", "num_envs", "num_env_groups")]
-    if not run.info.system.startswith("cleanba_") or not all(
+    concurrency = options.get("concurrency")
+    if not isinstance(concurrency, bool) or not all(
         isinstance(n, int) and n > 0 for n in numbers
     ):
         return None
-    return Schedule(*numbers, int(not run.info.system.endswith("-sync")))
+    return Schedule(*numbers, int(concurrency))
 
 
 def contradictions(

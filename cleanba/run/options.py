@@ -24,6 +24,8 @@ class RunOptions:
     """Folder of the run records."""
     study: str = "default"
     """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
+    exp_name: str | None = None
+    """Name of the experiment: that of the system in the record; by default the trainer's own."""
     setting: str | None = None
     """Name of the hardware setting; by default made from the settings themselves."""
     overwrite: bool = False
@@ -101,8 +103,9 @@ class RunId(NamedTuple):
 
 
 def run_id(system: str, env_id: str, seed: int, options: RunOptions, default_setting: str) -> RunId:
-    """Name a run; its setting is the one given by its options, else the default."""
+    """Name a run; system and setting are those given by its options, else the defaults."""
     setting = default_setting if options.setting is None else options.setting
+    system = system if options.exp_name is None else options.exp_name
     return RunId(system, setting, env_id, seed, options.study, options.runs_dir)
 
 
@@ -121,6 +124,7 @@ def check_run(run: RunId, num_envs: int, *, overwrite: bool, new: bool = True) -
     """
     _check_name("--study", run.study)
     _check_name("--setting", run.setting)
+    _check_name("--exp-name", run.system)
     name = run.directory.name
     if len(name.encode()) > LONGEST_FOLDER:
         raise ValueError(f"--setting: the folder's name, {name[:40]}..., is too long ({len(name)})")

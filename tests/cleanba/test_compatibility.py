@@ -1,0 +1,238 @@
+"""`--compat`: the original's arithmetic, against torch code that follows the original's formulas line by line.
+
+The originals are cleanba_impala.py and cleanba_ppo.py of vwxyzjn/cleanba at d1f8979; numbers of lines are theirs.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from cleanba import cleanba_impala as impala
+from cleanba import cleanba_ppo as ppo
+from cleanba.actor_learner import Entry, GroupRollout
+from cleanba.compatibility import advantage_chunks
+from cleanba.exact.groups import tree_sum
+from cleanba.exact.placement import Hardware
+
+T, B, OBS, ACTIONS = 7, 8, 3, 4
+SEEDS = (0, 1, 2)
+
+
+class Linear:
+    """A network of two matrices, in jax and in torch."""
+
+    @staticmethod
+    def apply(params, obs):
+        return obs @ params["actor"], (obs @ params["critic"])[..., 0]
+
+
+def parameters(rng):
+    shapes = {"actor": (OBS, ACTIONS), "critic": (OBS, 1)}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def make_rollout(rng):
+    """A rollout of a Cleanba run in which episodes end, also at its borders."""
+    dones = rng.random((T + 1, B)) < 0.3
+    return GroupRollout(
+        obs=rng.normal(size=(T + 1, B, OBS)).astype(np.float32),
+        dones=dones,
+        actions=rng.integers(0, ACTIONS, (T, B)).astype(np.int32),
+        rewards=rng.normal(size=(T, B)).astype(np.float32),
+        behaviour=rng.normal(size=(T, B, ACTIONS)).astype(np.float32),
+        entry=Entry(
+            rng.normal(size=(1, B)).astype(np.float32), (rng.random((1, B)) < 0.3) & ~dones[:1]
+        ),
+    )
+
+
+def torch_parameters(params):
+    return {name: torch.tensor(value, requires_grad=True) for name, value in params.items()}
+
+
+def original_impala(params, rollout, args):
+    """Lines 553 to 590: `impala_loss`, on the storage that lines 300 to 350 fill.
+
+    At index t the storage has the observation, and the reward, the end and the first step that came with it.
+    """
+    rewards = torch.tensor(np.concatenate([rollout.entry.rewards, rollout.rewards]))
+    dones = torch.tensor(rollout.dones).float()
+    firststeps = torch.tensor(np.concatenate([rollout.entry.firsts, rollout.dones[:-1]])).float()
+    a = torch.tensor(rollout.actions).long()
+    logitss = torch.tensor(rollout.behaviour)
+    x = torch.tensor(rollout.obs)
+
+    policy_logits, newvalue = x @ params["actor"], (x @ params["critic"])[..., 0]
+    discounts = (1.0 - dones) * args.gamma
+    mask = 1.0 - firststeps
+    v_t, v_tm1 = newvalue[1:], newvalue[:-1]
+    policy_logits, mask, rewards, discounts = (
+        each[:-1] for each in (policy_logits, mask, rewards, discounts)
+    )
+    log_pi = torch.log_softmax(policy_logits, -1)
+    logprob = log_pi.gather(-1, a[..., None])[..., 0]
+    behaviour = torch.log_softmax(logitss, -1).gather(-1, a[..., None])[..., 0]
+    with torch.no_grad():
+        rho = torch.exp(logprob - behaviour)
+        clipped = rho.clamp(max=1.0)
+        delta = clipped * (rewards + discounts * v_t - v_tm1)
+        errors = torch.zeros_like(delta)
+        carried = torch.zeros(B)
+        for t in reversed(range(T)):
+            carried = delta[t] + discounts[t] * clipped[t] * carried
+            errors[t] = carried
+        targets = errors + v_tm1
+        next_targets = torch.cat([targets[1:], v_t[-1:]])
+        advantage = clipped * (rewards + discounts * next_targets - v_tm1)
+    pg_loss = -(logprob * advantage * mask).sum()
+    baseline_loss = 0.5 * (torch.square(targets - v_tm1) * mask).sum()
+    ent_loss = (log_pi.exp() * log_pi * mask[..., None]).sum()
+    return pg_loss + args.vf_coef * baseline_loss + args.ent_coef * ent_loss
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_impala_s_loss_and_gradient_are_the_original_s(seed):
+    rng = np.random.default_rng(seed)
+    params, rollout = parameters(rng), make_rollout(rng)
+    args = impala.Args(compat=("original",))
+    gradient, losses = jax.jit(impala.make_gradient(Linear, args))(params, rollout)
+    theirs = torch_parameters(params)
+    loss = original_impala(theirs, rollout, args)
+    loss.backward()
+    np.testing.assert_allclose(losses.loss, loss.item(), rtol=1e-5)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(gradient[name], value.grad, rtol=1e-5, atol=1e-5)
+    textbook = impala.make_gradient(Linear, impala.Args())(params, rollout)[1]
+    assert abs(textbook.loss - loss.item()) > 0.1
+
+
+def original_ppo(params, batch, indices, chunk, args):
+    """Lines 560 to 650 on one learner device: `compute_gae`, the normalisation, and `ppo_loss`."""
+    obs, dones = torch.tensor(batch.obs), torch.tensor(batch.dones).float()
+    rewards, values = torch.tensor(batch.rewards), torch.tensor(batch.behaviour.value)
+    with torch.no_grad():
+        next_value = (obs[-1] @ params["critic"])[:, 0]
+        values = torch.cat([values, next_value[None]])
+        advantages = torch.zeros(T, B)
+        carried = torch.zeros(B)
+        for t in reversed(range(T)):
+            nonterminal = 1.0 - dones[t + 1]
+            delta = rewards[t] + args.gamma * values[t + 1] * nonterminal - values[t]
+            carried = delta + args.gamma * args.gae_lambda * nonterminal * carried
+            advantages[t] = carried
+        target_values = advantages + values[:-1]
+        for number in range(int(chunk.max()) + 1):
+            part = advantages[:, chunk == number]
+            normalized = (part - part.mean()) / (part.std(unbiased=False) + 1e-8)
+            advantages[:, chunk == number] = normalized
+    flat = [
+        torch.tensor(each).flatten(0, 1)[indices]
+        for each in (batch.obs[:-1], batch.actions.astype(np.int64), batch.behaviour.logprob)
+    ]
+    obs, actions, behavior_logprobs = flat
+    log_pi = torch.log_softmax(obs @ params["actor"], -1)
+    newlogprob = log_pi.gather(-1, actions[:, None])[:, 0]
+    newvalue = (obs @ params["critic"])[:, 0]
+    ratio = torch.exp(newlogprob - behavior_logprobs)
+    advantage = advantages.flatten()[indices]
+    pg_loss1 = -advantage * ratio
+    pg_loss2 = -advantage * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = torch.maximum(pg_loss1, pg_loss2).mean()
+    v_loss = 0.5 * ((newvalue - target_values.flatten()[indices]) ** 2).mean()
+    entropy = -(log_pi.exp() * log_pi).sum(-1).mean()
+    return pg_loss - args.ent_coef * entropy + v_loss * args.vf_coef
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ppo_s_loss_and_gradient_are_the_original_s(seed):
+    """Of a minibatch of two groups, with the chunks of two learner devices."""
+    rng = np.random.default_rng(seed)
+    args = ppo.Args(compat=("original",), num_minibatches=2, update_epochs=1)
+    params = parameters(rng)
+    logprob, value = (rng.normal(size=(T, B)).astype(np.float32) for _ in range(2))
+    whole = make_rollout(rng)._replace(behaviour=ppo.Behaviour(-np.abs(logprob), value))
+    hardware = Hardware(num_actor_threads=2, learner_device_ids=(1, 2))
+    chunk = advantage_chunks(hardware, 1, B, args.num_minibatches)
+
+    groups = [jax.tree.map(lambda x, g=g: x[:, g * 4 : g * 4 + 4], whole) for g in range(2)]
+    batches, moments, parts = [], [], []
+    for number, group in enumerate(groups):
+        batch, own = ppo.make_batch(Linear, args)(params, group, jax.random.key(number), 1)
+        in_chunk = (chunk[number * 4 :][:4] == np.arange(4)[:, None]).astype(np.float32)
+        parts.append(ppo.chunk_moments(batch.advantages.reshape(T, 4), in_chunk))
+        batches.append(batch)
+        moments.append(own)
+    of_chunks, moments = ppo.combine_moments(parts), ppo.combine_moments(moments)
+    first = jax.tree.map(lambda x: x[0], moments)
+    found, indices = [], []
+    for number, batch in enumerate(batches):
+        own = chunk[number * 4 :][:4]
+        batch = ppo.normalize_by_chunk(batch, of_chunks, own)
+        part = ppo.take(batch, 0, T * 4 // args.num_minibatches)
+        found.append(ppo.make_gradient(Linear, args)(params, part, first))
+        step, env = np.divmod(np.asarray(batch.order[0, : T * 4 // args.num_minibatches]), 4)
+        indices.append(step * B + number * 4 + env)
+    gradient, losses = tree_sum(found)
+
+    theirs = torch_parameters(params)
+    loss = original_ppo(theirs, whole, np.concatenate(indices), chunk, args)
+    loss.backward()
+    np.testing.assert_allclose(losses.loss, loss.item(), rtol=1e-5)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(gradient[name], value.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_advantages_are_normalised_by_the_original_s_chunks():
+    """Two threads of 8 environments on two devices, as `prepare_data` and `hstack` place them."""
+    hardware = Hardware(num_actor_threads=2, learner_device_ids=(1, 2))
+    threads = [np.arange(8), np.arange(8, 16)]
+    expected = np.empty(16, int)
+    for device in range(2):
+        own = np.hstack([np.split(thread, 2)[device] for thread in threads])
+        for minibatch, chunk in enumerate(np.split(own, 2)):
+            expected[chunk] = device * 2 + minibatch
+    assert advantage_chunks(hardware, 1, 16, 2).tolist() == expected.tolist()
+    assert advantage_chunks(replace(hardware, num_actor_threads=4), 2, 64, 2).max() == 7
+    with pytest.raises(ValueError, match="cannot be divided among 1 processes x 2 actor threads"):
+        advantage_chunks(hardware, 1, 10, 2)
+
+
+# ---- a task on which only an episode's first action is rewarded
+
+
+def one_step_task(rng, episodes):
+    """Rollouts of episodes of two observations: action 1 on the first is rewarded, all else is not."""
+    length = 3 * episodes  # first, last, and the step that only resets
+    phase = np.arange(length + 1) % 3
+    actions = rng.integers(0, 2, (length, 16)).astype(np.int32)
+    rewards = np.where((phase[:-1] == 0)[:, None], actions, 0).astype(np.float32)
+    # observation: first of an episode, second, terminal
+    obs = np.eye(3, dtype=np.float32)[phase][:, None].repeat(16, 1)
+    dones = np.repeat((phase == 2)[:, None], 16, 1)
+    return GroupRollout(
+        obs=obs,
+        dones=dones,
+        actions=actions,
+        rewards=rewards,
+        behaviour=np.zeros((length, 16, 2), np.float32),
+        entry=Entry(np.zeros((1, 16), np.float32), np.ones((1, 16), bool)),
+    )
+
+
+@pytest.mark.parametrize(("compat", "learns"), [((), True), (("alignment",), False)])
+def test_the_original_s_alignment_does_not_learn_an_episode_s_first_action(compat, learns):
+    """Its mask leaves out that action, and the reward is paired with the one after it."""
+    rng = np.random.default_rng(0)
+    args = impala.Args(compat=compat, ent_coef=0.0)
+    gradient = jax.jit(impala.make_gradient(Linear, args))
+    params = {"actor": jnp.zeros((3, 2)), "critic": jnp.zeros((3, 1))}
+    for _ in range(300):
+        grads, losses = gradient(params, one_step_task(rng, 4))
+        step = 0.5 / np.maximum(losses.count, 1)
+        params = jax.tree.map(lambda p, g, s=step: p - s * g, params, grads)
+    good = jax.nn.softmax(params["actor"][0])[1]
+    assert (good > 0.95) if learns else abs(good - 0.5) < 0.05
