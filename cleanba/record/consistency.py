@@ -42,9 +42,7 @@ def schedule_of(run: Run) -> Schedule | None:
     options = run.info.hyperparameters
     numbers = [options.get(name) for name in ("num_steps", "num_envs", "num_env_groups")]
     concurrency = options.get("concurrency")
-    if not isinstance(concurrency, bool) or not all(
-        isinstance(n, int) and n > 0 for n in numbers
-    ):
+    if not isinstance(concurrency, bool) or not all(isinstance(n, int) and n > 0 for n in numbers):
         return None
     return Schedule(*numbers, int(concurrency))
 

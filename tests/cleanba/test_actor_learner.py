@@ -47,13 +47,20 @@ def act(params, obs, key, step):
     return np.full(ENVS, step, np.int32), np.full(ENVS, params), step + 1
 
 
-def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None, done=0):
+def run(concurrency, threads=2, fail_at=None, slow_learner=0.0, tamper=None, done=0, **options):
     failure = Failure()
     device = jax.devices()[0]
 
     def make_groups(thread):
         groups = [
-            EnvGroup(2 * thread + i, CountingEnvs(fail_at if thread else None), ENVS, None, act)
+            EnvGroup(
+                2 * thread + i,
+                CountingEnvs(fail_at if thread else None),
+                ENVS,
+                None,
+                act,
+                **options,
+            )
             for i in range(2)
         ]
         for group in groups:
@@ -190,3 +197,17 @@ def test_a_broken_promise_of_policy_lag_ends_the_run():
 
     with pytest.raises(AssertionError, match="the architecture promises lag 1"):
         run(True, tamper=tamper)
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_rollout_s_entry_is_what_came_with_its_first_observation(done):
+    """Of a resumed run, too, which replays the steps before it."""
+    history = run(concurrency=False, with_entry=True, done=done)
+    for rollouts in history:
+        for rollout in rollouts:
+            for group in rollout.groups.values():
+                first = (rollout.number - 1) * STEPS  # observation t is the t-th of the environment
+                entry = jax.tree.map(np.asarray, group.entry)
+                assert entry.rewards.tolist() == [[float(first > 0)] * ENVS]
+                assert entry.firsts.tolist() == [[first % 5 == 0] * ENVS]
+    assert all(group.entry is None for group in run(False)[0][0].groups.values())

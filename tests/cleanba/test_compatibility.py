@@ -1,6 +1,7 @@
-"""`--compat`: the original's arithmetic, against torch code that follows the original's formulas line by line.
+"""`--compat`: the original's arithmetic, against torch code that follows its formulas line by line.
 
-The originals are cleanba_impala.py and cleanba_ppo.py of vwxyzjn/cleanba at d1f8979; numbers of lines are theirs.
+The originals are cleanba_impala.py and cleanba_ppo.py of vwxyzjn/cleanba at d1f8979, with their numbers of
+lines.
 """
 
 from dataclasses import replace
@@ -17,6 +18,11 @@ from cleanba.actor_learner import Entry, GroupRollout
 from cleanba.compatibility import advantage_chunks
 from cleanba.exact.groups import tree_sum
 from cleanba.exact.placement import Hardware
+from cleanba.record import read_run
+from cleanba.run.command_line import exit_code
+from tests.killed_runs import Runs, check_equal
+
+from .conftest import SMALL
 
 T, B, OBS, ACTIONS = 7, 8, 3, 4
 SEEDS = (0, 1, 2)
@@ -236,3 +242,31 @@ def test_the_original_s_alignment_does_not_learn_an_episode_s_first_action(compa
         params = jax.tree.map(lambda p, g, s=step: p - s * g, params, grads)
     good = jax.nn.softmax(params["actor"][0])[1]
     assert (good > 0.95) if learns else abs(good - 0.5) < 0.05
+
+
+# ---- whole runs
+
+# The paper's layout, with which every device has two environments: two chunks.
+PUBLISHED_LAYOUT = (
+    "--num-actor-threads", "2", "--actor-device-ids", "0", "--learner-device-ids", "1", "2", "3", "4",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "impala"])
+def test_a_run_of_the_original_s_arithmetic_on_the_paper_s_layout_resumes(tmp_path, name):
+    runs = Runs(tmp_path, f"cleanba_{name}.py", [*SMALL, *PUBLISHED_LAYOUT, "--compat", "original"])
+    runs("straight")
+    assert runs("killed", "--checkpoint-every", "3", kill=("half-line", "8")).returncode < 0
+    refused = runs("killed", "--resume", "--num-actor-threads", "1", code=2).stderr
+    assert "num_actor_threads 2 then, 1 now" in refused
+    runs("killed", "--checkpoint-every", "3", "--resume")
+    check_equal(runs.path("straight"), runs.path("killed"))
+    info = read_run(runs.path("straight")).info
+    assert info.hyperparameters["compat"] == ["original"]
+
+
+def test_environments_that_the_original_could_not_divide_are_refused(capsys):
+    flags = [*SMALL, "--compat", "advantages", "--num-envs", "8", "--num-actor-threads", "3"]
+    assert exit_code(ppo.Args, ppo.main, flags) == 2
+    assert "--compat: 8 environments cannot be divided among" in capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_an_episode_that_is_cut_off_ends_where_actions_are_replayed():
     envs.async_reset()
     envs.recv()
     actions = np.tile(np.arange(20, dtype=np.int32)[:, None] % 2, (1, 2))
-    _, rewards, dones = play(envs, actions)
+    _, rewards, dones, _ = play(envs, actions)
     assert np.flatnonzero(dones[:, 0]).tolist() == [7, 16]  # a step resets in between
     assert np.array_equal(dones[:, 0], dones[:, 1])
     episodes = EpisodeStatistics(2).count(rewards, dones)

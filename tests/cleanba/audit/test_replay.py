@@ -159,7 +159,7 @@ def test_an_action_that_changes_an_episode_is_caught_by_the_episode_too(records,
     groups = run.info.hyperparameters["num_env_groups"]
     digests, forged = [GroupDigest() for _ in range(groups)], b""
     for frame in frames:
-        _, rewards, dones = play(envs, frame.actions)
+        _, rewards, dones, _ = play(envs, frame.actions)
         parts = [np.split(x, groups, axis=1) for x in (frame.actions, rewards, dones)]
         new = [d.update(*part) for d, *part in zip(digests, *parts, strict=True)]
         forged += pack(Frame(frame.actions, combine_digests(new)), shape)

@@ -1,5 +1,6 @@
 """Gradients by group are the gradient of the whole batch, and sums have one order."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -270,3 +271,20 @@ def test_tree_sum_adds_pairwise_in_the_order_of_the_groups():
     expected = ((values[0] + values[1]) + (values[2] + values[3])) + values[4]
     assert tree_sum(values) == expected
     assert tree_sum(values) != np.float32(np.float64(values).sum())  # the order matters here
+
+
+def test_accumulated_gradients_are_averaged_before_a_step(network, params):
+    rollout = make_rollout(network, params, lambda logits, *_: logits)
+    parts = split(rollout, 2)
+    once = impala.Args(num_minibatches=1)
+    args = replace(once, gradient_accumulation_steps=2)
+    actual, _ = learn_from(impala, args, network, params, 2, 2, 2, parts)
+    gradient = jax.jit(impala.make_gradient(network, args))
+    first, second = (
+        tree_sum([gradient(params, impala.take(part, start, 2))[0] for part in parts])
+        for start in (0, 2)
+    )
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+    optimizer, _ = impala.make_optimizer(once, 10)
+    updates, _ = optimizer.update(mean, optimizer.init(params), params)
+    assert_close(actual, optax.apply_updates(params, updates))
