@@ -111,7 +111,7 @@ class Args:
     products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
     compat: Hyper[
         tuple[
-            Literal["original", "alignment", "gradient-scale", "no-ops", "action-key"],
+            Literal["original", "alignment", "gradient-scale", "no-ops", "seeds"],
             ...,
         ]
     ] = ()
@@ -192,7 +192,7 @@ def impala_loss(
       The sums; `entropy` and `count` give the mean entropy.
     """
     v_tm1, v_t = values[:-1], values[1:]
-    steps_of = original_steps if restores(args, "alignment") else textbook_steps
+    steps_of = original_steps if restores(args.compat, "alignment") else textbook_steps
     r_t, discount_t, mask = steps_of(rollout, args.gamma)
     rho_tm1 = rlax.categorical_importance_sampling_ratios(
         logits_tm1, rollout.behaviour, rollout.actions
@@ -283,7 +283,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
         params: Any, opt_state: Any, groups: tuple[tuple[Any, Losses], ...]
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
         grads, losses = tree_sum(groups)
-        if restores(args, "gradient-scale"):
+        if restores(args.compat, "gradient-scale"):
             # the original averages the sums of its learner devices
             learners = len(setup.placement.learner_device_ids) * setup.placement.num_processes
             grads = jax.tree.map(lambda g: g / learners, grads)

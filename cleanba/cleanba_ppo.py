@@ -110,7 +110,7 @@ class Args:
     products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
     compat: Hyper[
         tuple[
-            Literal["original", "advantages", "reset-steps", "no-ops", "action-key"],
+            Literal["original", "advantages", "reset-steps", "no-ops", "seeds"],
             ...,
         ]
     ] = ()
@@ -248,7 +248,7 @@ def ppo_loss(
     log_ratio = logprob - batch.logprobs
     ratio = jnp.exp(log_ratio)
     advantages = batch.advantages
-    if args.norm_adv and not restores(args, "advantages"):
+    if args.norm_adv and not restores(args.compat, "advantages"):
         deviation = jnp.sqrt(moments.deviations / moments.count)
         advantages = (advantages - moments.mean) / (deviation + 1e-8)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
@@ -310,7 +310,9 @@ def make_batch(network: Any, args: Args) -> Callable:
         advantages = generalized_advantages(
             rollout.rewards, discounts, args.gae_lambda, values[:-1], values[1:]
         )
-        mask = jnp.ones_like(dones[:-1]) if restores(args, "reset-steps") else 1.0 - dones[:-1]
+        mask = (
+            jnp.ones_like(dones[:-1]) if restores(args.compat, "reset-steps") else 1.0 - dones[:-1]
+        )
         epoch_keys = jax.random.split(jax.random.fold_in(key, update), args.update_epochs)
         order = jax.vmap(lambda k: jax.random.permutation(k, size))(epoch_keys)
         batch = Batch(
@@ -479,7 +481,7 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
     batch_of = make_batch(setup.network, args)
     combine = jax.jit(combine_moments)
     learn = make_learn(args, setup, exchange)
-    by_chunk = args.norm_adv and restores(args, "advantages")
+    by_chunk = args.norm_adv and restores(args.compat, "advantages")
     normalize = make_chunk_normalization(args, setup, exchange) if by_chunk else list
     groups = setup.placement.local_groups
     keys = [
@@ -515,7 +517,7 @@ def prepare(args: Args) -> Setup:
         units_per_env=args.num_steps,
         images_per_unit=1,
     )
-    if restores(args, "advantages"):
+    if restores(args.compat, "advantages"):
         with input_checks():
             _chunks_of(args, setup)
     return setup

@@ -12,12 +12,12 @@ import numpy as np
 from cleanba.exact.placement import Hardware
 
 # These depend on the layout, as the original's arithmetic does.
-OF_THE_LAYOUT = ("gradient-scale", "advantages", "action-key")
+OF_THE_LAYOUT = ("gradient-scale", "advantages", "seeds")
 
 
-def restores(args: Any, part: str) -> bool:
-    """Whether a run restores a part of the original's arithmetic; `original` is all of them."""
-    return "original" in args.compat or part in args.compat
+def restores(compat: Sequence[str], part: str) -> bool:
+    """Whether `--compat` names a part of the original's arithmetic, or `original`, which is all of them."""
+    return "original" in compat or part in compat
 
 
 def depends_on_layout(compat: Sequence[str]) -> bool:
@@ -25,9 +25,37 @@ def depends_on_layout(compat: Sequence[str]) -> bool:
     return bool({"original", *OF_THE_LAYOUT} & set(compat))
 
 
-def env_overrides(args: Any, is_atari: bool) -> dict[str, Any]:
+def env_overrides(compat: Sequence[str], is_atari: bool) -> dict[str, Any]:
     """Return options of EnvPool: the original starts an Atari game after at most one no-op."""
-    return {"noop_max": 1} if is_atari and restores(args, "no-ops") else {}
+    return {"noop_max": 1} if is_atari and restores(compat, "no-ops") else {}
+
+
+def overlapping_seeds(seed: int, num_envs: int, threads: int, num_processes: int) -> list[int]:
+    """Return the environment seeds of the original, in which actor threads share all but a few.
+
+    Environment i of thread t of process p has seed + p + t + i (cleanba_ppo.py, line 238, and EnvPool).
+
+    Args:
+      seed: of the run.
+      num_envs: of the run.
+      threads: actor threads of each process.
+      num_processes: of the run.
+
+    Raises:
+      ValueError: with one line, if threads have different numbers of environments.
+    """
+    size, rest = divmod(num_envs, threads * num_processes)
+    if rest:
+        raise ValueError(
+            f"--compat: {num_envs} environments cannot be divided among {num_processes} processes x "
+            f"{threads} actor threads"
+        )
+    return [
+        seed + process + thread + i
+        for process in range(num_processes)
+        for thread in range(threads)
+        for i in range(size)
+    ]
 
 
 def advantage_chunks(

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from cleanba.compatibility import depends_on_layout
-from cleanba.environments import EnvSpec, describe_env
+from cleanba.compatibility import depends_on_layout, overlapping_seeds, restores
+from cleanba.environments import EnvSpec, describe_env, env_seeds
 from cleanba.exact import placement
 from cleanba.exact.placement import Hardware, Placement
 from cleanba.networks import check_fits, default_network, make_network
@@ -77,6 +77,7 @@ class Setup(NamedTuple):
     network: Any
     placement: Placement
     num_envs: int
+    env_seeds: list[int]  # of all environments of the run
     num_updates: int
     minibatch_size: int  # units (transitions or environments) that a group has in a minibatch
     microbatch_size: int  # units in one call of the gradient function
@@ -261,11 +262,29 @@ def prepare_run(
         network=network,
         placement=placed,
         num_envs=num_envs,
+        env_seeds=seeds_of_environments(args, num_envs, placed),
         num_updates=num_updates,
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
         checkpoint=checkpoint,
     )
+
+
+def seeds_of_environments(args: CommonArgs, num_envs: int, placed: Placement) -> list[int]:
+    """Return the seeds of all environments of the run.
+
+    Raises:
+      ValueError: with one line, if the original's seeds do not fit the layout.
+    """
+    if not restores(args.compat, "seeds"):
+        return env_seeds(args.seed, 0, num_envs)
+    threads = len(placed.actors)
+    if placed.num_groups % (threads * placed.num_processes):
+        raise ValueError(
+            f"--compat seeds: {placed.num_groups} environment groups cannot be divided among "
+            f"{placed.num_processes} processes x {threads} actor threads"
+        )
+    return overlapping_seeds(args.seed, num_envs, threads, placed.num_processes)
 
 
 def pinned(hyperparameters: Mapping[str, Any], placed: Placement) -> dict[str, dict[str, Any]]:

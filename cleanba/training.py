@@ -24,7 +24,7 @@ from cleanba.actor_learner import (
     Stopped,
 )
 from cleanba.compatibility import env_overrides, restores
-from cleanba.environments import env_seeds, make_envs
+from cleanba.environments import make_envs
 from cleanba.exact.groups import GroupExchange
 from cleanba.exact.placement import ActorPlacement
 from cleanba.preparation import Setup, pinned
@@ -118,19 +118,22 @@ def _make_actors(
         cores = len(os.sched_getaffinity(0))
         env_threads = min(cores, setup.group_size)
 
+    compat = setup.args.compat
+
     def make_group(index: int, actor: ActorPlacement) -> EnvGroup:
         device = devices[actor.device_id]
-        seeds = env_seeds(setup.args.seed, index * setup.group_size, setup.group_size)
+        seeds = setup.env_seeds[index * setup.group_size : (index + 1) * setup.group_size]
         envs = make_envs(
             setup.spec.env_id,
             seeds,
             env_threads,
             setup.args.atari_preprocessing,
-            **env_overrides(setup.args, setup.spec.is_atari),
+            **env_overrides(compat, setup.spec.is_atari),
         )
-        stream = actor.groups.index(index) if restores(setup.args, "action-key") else index
+        # The original's actor threads start from one key.
+        stream = actor.groups.index(index) if restores(compat, "seeds") else index
         key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, stream), device)
-        with_entry = restores(setup.args, "alignment")
+        with_entry = restores(compat, "alignment")
         group = EnvGroup(index, envs, setup.group_size, key, act, with_entry)
         if setup.checkpoint is not None:
             _rebuild(setup, setup.checkpoint, group, advance, failure)

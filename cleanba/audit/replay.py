@@ -19,6 +19,7 @@ import tyro
 from msgspec import UNSET, Meta
 from tqdm import tqdm
 
+from cleanba.compatibility import env_overrides, overlapping_seeds, restores
 from cleanba.environments import (
     EpisodeStatistics,
     check_env_id,
@@ -63,6 +64,15 @@ class Options(msgspec.Struct):
     num_env_groups: Annotated[int, Meta(ge=1, le=4096)]
     total_timesteps: Count
     atari_preprocessing: Literal["machado", "gym"] = "machado"
+    compat: tuple[str, ...] = ()
+
+
+class Layout(msgspec.Struct):
+    """The actor threads of a record, which decide the seeds of `--compat seeds`."""
+
+    num_actor_threads: Annotated[int, Meta(ge=1, le=4096)]
+    actor_device_ids: Annotated[tuple[int, ...], Meta(min_length=1, max_length=4096)]
+    num_processes: Annotated[int, Meta(ge=1, le=4096)]
 
 
 def options_of(run: Run) -> Options:
@@ -78,6 +88,24 @@ def options_of(run: Run) -> Options:
     if options.num_envs % options.num_env_groups:
         raise BadInput(f"{run.path}: num_envs is no multiple of num_env_groups")
     return options
+
+
+def _seeds_of(run: Run) -> list[int]:
+    """Return the seeds of a record's environments.
+
+    Raises:
+      BadInput: if they depend on its layout, and this is missing or out of range.
+    """
+    options = options_of(run)
+    if not restores(options.compat, "seeds"):
+        return env_seeds(run.info.seed, 0, options.num_envs)
+    try:
+        layout = msgspec.convert(run.info.hardware, Layout)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{run.path}: hardware: {describe_error(error)}") from None
+    threads = layout.num_actor_threads * len(layout.actor_device_ids)
+    with input_checks():
+        return overlapping_seeds(run.info.seed, options.num_envs, threads, layout.num_processes)
 
 
 def shape_of(run: Run) -> Shape:
@@ -114,8 +142,13 @@ def _simulate(
     if spec.num_actions != run.info.num_actions:  # environments do not check actions
         raise Mismatch(f"run.json: {run.info.env_id} has {spec.num_actions} actions")
     # One pool of all environments: their trajectories depend on seeds and actions alone.
-    seeds = env_seeds(run.info.seed, 0, num_envs)
-    envs = make_envs(run.info.env_id, seeds, num_threads, options.atari_preprocessing)
+    envs = make_envs(
+        run.info.env_id,
+        _seeds_of(run),
+        num_threads,
+        options.atari_preprocessing,
+        **env_overrides(options.compat, spec.is_atari),
+    )
     statistics = EpisodeStatistics(num_envs)
     digests = [GroupDigest() for _ in range(num_groups)]
     size = num_envs // num_groups

@@ -15,7 +15,8 @@ import torch
 from cleanba import cleanba_impala as impala
 from cleanba import cleanba_ppo as ppo
 from cleanba.actor_learner import Entry, GroupRollout
-from cleanba.compatibility import advantage_chunks
+from cleanba.audit import replay
+from cleanba.compatibility import advantage_chunks, overlapping_seeds
 from cleanba.exact.groups import tree_sum
 from cleanba.exact.placement import Hardware
 from cleanba.record import read_run
@@ -207,6 +208,13 @@ def test_advantages_are_normalised_by_the_original_s_chunks():
         advantage_chunks(hardware, 1, 10, 2)
 
 
+def test_the_original_s_environment_seeds_overlap_between_threads():
+    assert overlapping_seeds(7, 8, 2, 1) == [7, 8, 9, 10, 8, 9, 10, 11]
+    assert overlapping_seeds(7, 8, 2, 2) == [7, 8, 8, 9, 8, 9, 9, 10]
+    with pytest.raises(ValueError, match="cannot be divided among 1 processes x 3 actor threads"):
+        overlapping_seeds(7, 8, 3, 1)
+
+
 # ---- a task on which only an episode's first action is rewarded
 
 
@@ -262,8 +270,9 @@ def test_a_run_of_the_original_s_arithmetic_on_the_paper_s_layout_resumes(tmp_pa
     assert "num_actor_threads 2 then, 1 now" in refused
     runs("killed", "--checkpoint-every", "3", "--resume")
     check_equal(runs.path("straight"), runs.path("killed"))
-    info = read_run(runs.path("straight")).info
-    assert info.hyperparameters["compat"] == ["original"]
+    straight = read_run(runs.path("straight"))
+    assert replay.verify(straight, 1).episodes == len(straight.episodes()) > 0
+    assert straight.info.hyperparameters["compat"] == ["original"]
 
 
 def test_environments_that_the_original_could_not_divide_are_refused(capsys):
