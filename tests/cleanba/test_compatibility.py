@@ -6,6 +6,7 @@ lines.
 
 from dataclasses import replace
 
+import envpool
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from cleanba import cleanba_ppo as ppo
 from cleanba.actor_learner import Entry, GroupRollout
 from cleanba.audit import replay
 from cleanba.compatibility import advantage_chunks, overlapping_seeds
+from cleanba.environments import make_envs, play
 from cleanba.exact.groups import tree_sum
 from cleanba.exact.placement import Hardware
 from cleanba.record import read_run
@@ -62,7 +64,7 @@ def torch_parameters(params):
 
 
 def original_impala(params, rollout, args):
-    """Lines 553 to 590: `impala_loss`, on the storage that lines 300 to 350 fill.
+    """Lines 569 to 600: `impala_loss`, on the storage that lines 372 to 384 fill.
 
     At index t the storage has the observation, and the reward, the end and the first step that came with it.
     """
@@ -118,7 +120,7 @@ def test_impala_s_loss_and_gradient_are_the_original_s(seed):
 
 
 def original_ppo(params, batch, indices, chunk, args):
-    """Lines 560 to 650 on one learner device: `compute_gae`, the normalisation, and `ppo_loss`."""
+    """Lines 526 to 595: `compute_gae`, `ppo_loss` and the normalisation, for the steps of one minibatch."""
     obs, dones = torch.tensor(batch.obs), torch.tensor(batch.dones).float()
     rewards, values = torch.tensor(batch.rewards), torch.tensor(batch.behaviour.value)
     with torch.no_grad():
@@ -213,6 +215,20 @@ def test_the_original_s_environment_seeds_overlap_between_threads():
     assert overlapping_seeds(7, 8, 2, 2) == [7, 8, 8, 9, 8, 9, 9, 10]
     with pytest.raises(ValueError, match="cannot be divided among 1 processes x 3 actor threads"):
         overlapping_seeds(7, 8, 3, 1)
+
+
+def test_envpool_s_single_seed_is_that_of_its_first_environment():
+    """The original passes one seed to EnvPool, for all environments of a thread."""
+    actions = np.random.default_rng(0).integers(0, 2, (60, 3)).astype(np.int32)
+    single = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=5)
+    each = make_envs("CartPole-v1", [5, 6, 7])
+    for envs in (single, each):
+        envs.async_reset()
+        envs.recv()
+    played, expected = play(single, actions), play(each, actions)
+    np.testing.assert_array_equal(played.obs, expected.obs)
+    np.testing.assert_array_equal(played.dones, expected.dones)
+    assert expected.dones.any()
 
 
 # ---- a task on which only an episode's first action is rewarded
