@@ -111,7 +111,7 @@ class Args:
     products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
     compat: Hyper[
         tuple[
-            Literal["original", "alignment", "gradient-scale", "no-ops", "seeds"],
+            Literal["original", "alignment", "mask", "gradient-scale", "no-ops", "seeds"],
             ...,
         ]
     ] = ()
@@ -148,33 +148,29 @@ def make_act(network: Any) -> Act:
     return act
 
 
-class Steps(NamedTuple):
-    """The transitions of a rollout, [T, B] each."""
+class Transitions(NamedTuple):
+    """What a rollout's actions led to, [T, B] each."""
 
     r_t: jax.Array  # rewards
     discount_t: jax.Array
     mask: jax.Array  # 0 where there is nothing to learn
 
 
-def textbook_steps(rollout: GroupRollout, gamma: float) -> Steps:
-    """Pair each action with the reward and the end that follow it.
+def transitions(rollout: GroupRollout, args: Args) -> Transitions:
+    """Pair each action with the reward and the end that follow it, and mask those that only reset.
 
-    A step from a terminal observation only resets its environment, and is masked.
+    As in the original (impala_loss at d1f8979), `--compat alignment` pairs it with the reward
+    and the end that came with its observation, so that the value of an observation includes that reward, and
+    `--compat mask` masks the first step of an episode, and not the step that only resets its environment.
     """
     dones = rollout.dones.astype(jnp.float32)
-    return Steps(rollout.rewards, gamma * (1.0 - dones[1:]), 1.0 - dones[:-1])
-
-
-def original_steps(rollout: GroupRollout, gamma: float) -> Steps:
-    """Pair each action with the reward and the end that came with its observation, as the original does.
-
-    The value of an observation then includes the reward that came with it. The first step of an episode is
-    masked, and the step that only resets its environment is not (cleanba_impala.py at d1f8979, impala_loss).
-    """
-    rewards = jnp.concatenate([rollout.entry.rewards, rollout.rewards])[:-1]
-    firsts = jnp.concatenate([rollout.entry.firsts, rollout.dones[:-2]]).astype(jnp.float32)
-    dones = rollout.dones[:-1].astype(jnp.float32)
-    return Steps(rewards, gamma * (1.0 - dones), 1.0 - firsts)
+    r_t, done_t, masked = rollout.rewards, dones[1:], dones[:-1]
+    if restores(args.compat, "alignment"):
+        r_t = jnp.concatenate([rollout.entry.rewards, rollout.rewards[:-1]])
+        done_t = dones[:-1]
+    if restores(args.compat, "mask"):
+        masked = jnp.concatenate([rollout.entry.firsts.astype(jnp.float32), dones[:-2]])
+    return Transitions(r_t, args.gamma * (1.0 - done_t), 1.0 - masked)
 
 
 def impala_loss(
@@ -192,8 +188,7 @@ def impala_loss(
       The sums; `entropy` and `count` give the mean entropy.
     """
     v_tm1, v_t = values[:-1], values[1:]
-    steps_of = original_steps if restores(args.compat, "alignment") else textbook_steps
-    r_t, discount_t, mask = steps_of(rollout, args.gamma)
+    r_t, discount_t, mask = transitions(rollout, args)
     rho_tm1 = rlax.categorical_importance_sampling_ratios(
         logits_tm1, rollout.behaviour, rollout.actions
     )

@@ -133,7 +133,7 @@ def _make_actors(
         # The original's actor threads start from one key.
         stream = actor.groups.index(index) if restores(compat, "seeds") else index
         key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, stream), device)
-        with_entry = restores(compat, "alignment")
+        with_entry = restores(compat, "alignment") or restores(compat, "mask")
         group = EnvGroup(index, envs, setup.group_size, key, act, with_entry)
         if setup.checkpoint is not None:
             _rebuild(setup, setup.checkpoint, group, advance, failure)

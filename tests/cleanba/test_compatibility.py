@@ -253,9 +253,12 @@ def one_step_task(rng, episodes):
     )
 
 
-@pytest.mark.parametrize(("compat", "learns"), [((), True), (("alignment",), False)])
-def test_the_original_s_alignment_does_not_learn_an_episode_s_first_action(compat, learns):
-    """Its mask leaves out that action, and the reward is paired with the one after it."""
+@pytest.mark.parametrize(
+    ("compat", "learns"),
+    [((), True), (("alignment",), True), (("mask",), False), (("original",), False)],
+)
+def test_the_original_s_mask_keeps_it_from_learning_an_episode_s_first_action(compat, learns):
+    """Its alignment alone does not: the target of the next value has the reward of this action."""
     rng = np.random.default_rng(0)
     args = impala.Args(compat=compat, ent_coef=0.0)
     gradient = jax.jit(impala.make_gradient(Linear, args))

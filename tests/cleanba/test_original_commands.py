@@ -89,9 +89,7 @@ def every_value(args):
         yield from every_value(value) if hasattr(value, "__dataclass_fields__") else [(name, value)]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "own"), [(cleanba_ppo, OF_PPO), (cleanba_impala, OF_IMPALA)]
-)
+@pytest.mark.parametrize(("trainer", "own"), [(cleanba_ppo, OF_PPO), (cleanba_impala, OF_IMPALA)])
 def test_defaults_are_the_original_s(trainer, own):
     """But for the number of environments, and what is logged where: docs/differences.md."""
     ours = dict(every_value(trainer.Args()))
