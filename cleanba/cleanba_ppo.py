@@ -34,7 +34,7 @@ from cleanba.run.arguments import (
     Positive,
     Share,
 )
-from cleanba.run.command_line import input_checks, run_command_line
+from cleanba.run.command_line import run_command_line
 from cleanba.run.options import (
     CheckpointOptions,
     LogOptions,
@@ -360,16 +360,13 @@ def normalize_by_chunk(batch: Batch, moments: Moments, chunk: jax.Array) -> Batc
     return batch._replace(advantages=normalized.reshape(-1))
 
 
-def _chunks_of(args: Args, setup: Setup) -> np.ndarray:
-    processes = setup.placement.num_processes
-    return advantage_chunks(args.hardware, processes, setup.num_envs, args.num_minibatches)
-
-
 def make_chunk_normalization(
     args: Args, setup: Setup, exchange: GroupExchange
 ) -> Callable[[list[Batch]], list[Batch]]:
     """Return the function that normalises the advantages of the local groups as the original does."""
-    chunks = _chunks_of(args, setup).reshape(setup.placement.num_groups, -1)
+    chunks = advantage_chunks(
+        args.hardware, setup.placement.num_processes, setup.num_envs, args.num_minibatches
+    ).reshape(setup.placement.num_groups, -1)
     local = [chunks[group] for group in setup.placement.local_groups]
     one_hot = np.arange(chunks.max() + 1)[:, None]
     moments_of = jax.jit(
@@ -510,17 +507,13 @@ def make_update(args: Args, setup: Setup, exchange: GroupExchange) -> Update:
 
 def prepare(args: Args) -> Setup:
     """Check the arguments and prepare the run, see `preparation.prepare_run`."""
-    setup = prepare_run(
+    return prepare_run(
         args,
         name="cleanba_ppo",
         default_num_envs=120,
         units_per_env=args.num_steps,
         images_per_unit=1,
     )
-    if restores(args.compat, "advantages"):
-        with input_checks():
-            _chunks_of(args, setup)
-    return setup
 
 
 def main(args: Args) -> None:

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from cleanba.compatibility import depends_on_layout, overlapping_seeds, restores
+from cleanba.compatibility import (
+    advantage_chunks,
+    depends_on_layout,
+    overlapping_seeds,
+    restores,
+)
 from cleanba.environments import EnvSpec, describe_env, env_seeds
 from cleanba.exact import placement
 from cleanba.exact.placement import Hardware, Placement
@@ -217,6 +222,9 @@ def prepare_run(
         )
     process, num_processes = placement.slurm_processes(args.hardware)
     placed = placement.plan(args.hardware, groups, process, num_processes)
+    seeds = seeds_of_environments(args, num_envs, placed)
+    if restores(args.compat, "advantages"):
+        advantage_chunks(args.hardware, num_processes, num_envs, args.num_minibatches)
     learners = len(args.hardware.learner_device_ids) * num_processes
     if args.reduction == "psum" and groups % learners:
         raise ValueError(
@@ -262,7 +270,7 @@ def prepare_run(
         network=network,
         placement=placed,
         num_envs=num_envs,
-        env_seeds=seeds_of_environments(args, num_envs, placed),
+        env_seeds=seeds,
         num_updates=num_updates,
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
