@@ -132,9 +132,15 @@ class EnvBatch:
 class LearnBatcher:
     """Cuts unrolls, environment by environment, into batches of one size."""
 
-    def __init__(self, size: int):
-        """Begin empty."""
+    def __init__(self, size: int, largest: int):
+        """Begin empty.
+
+        Args:
+          size: environments of a batch.
+          largest: environments of all unrolls that wait, from which on it is full.
+        """
         self._size = size
+        self._largest = largest
         self._pieces: deque[Piece] = deque()
 
     def put(self, piece: Piece) -> None:
@@ -143,7 +149,14 @@ class LearnBatcher:
 
     def empty(self) -> bool:
         """Whether there is no whole batch."""
-        return sum(p.columns.stop - p.columns.start for p in self._pieces) < self._size
+        return self._waiting() < self._size
+
+    def full(self) -> bool:
+        """Whether acting has to wait for learning, such as while the group waits for a lost peer."""
+        return self._waiting() >= self._largest
+
+    def _waiting(self) -> int:
+        return sum(p.columns.stop - p.columns.start for p in self._pieces)
 
     def get(self) -> list[Piece]:
         """Take a batch, in the order in which unrolls were complete."""
@@ -159,6 +172,7 @@ class LearnBatcher:
         return taken
 
 
+SECONDS_WHILE_FULL = 0.002  # between two looks at the group
 NUMBERS = ("version", "steps", "train_time", "wall_time")
 
 
@@ -340,7 +354,9 @@ class Peer:
         )
         first = index * args.num_actor_batches
         self._batches = [EnvBatch(args, spec, first + i) for i in range(args.num_actor_batches)]
-        self._batcher = LearnBatcher(args.batch_size)
+        # an unroll of each batch of environments, and two batches to learn from
+        whole = args.num_actor_batches * args.actor_batch_size
+        self._batcher = LearnBatcher(args.batch_size, whole + 2 * args.batch_size)
         self._times = dict.fromkeys(("env_time", "inference_time", "training_time"), 0.0)
 
     def clock(self) -> float:
@@ -444,6 +460,9 @@ class Peer:
             else:
                 if accumulator.wants_gradients():
                     accumulator.skip_gradients()
+                if self._batcher.full():
+                    time.sleep(SECONDS_WHILE_FULL)
+                    continue
                 batch = next(turns)
                 complete = self._act(batch)
                 if complete is not None:

@@ -1,16 +1,24 @@
 """The real moolib in place of accumulator.py, where it is installed (github.com/facebookresearch/moolib).
 
-Written after moolib's documentation and not run here: the library is in no package registry.
+It is in no package registry, so nothing installs it. docs/differences.md tells what was tried with it, at
+06e7a3e: its parts that behave otherwise than its documentation are noted below.
 """
 
+import io
 import socket
 import threading
+import uuid
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import Store
 
+from baselines.moolib_atari.accumulator import State
+from cleanba.record.files import read_arrays
+
 ADDRESS = "moolib-broker"  # key of the store
+TIMEOUT = 2.0  # seconds until the others go on without a lost peer; moolib's own default is 10
 
 
 def start_broker(store: Store) -> None:
@@ -47,20 +55,33 @@ class MoolibAccumulator:
         import moolib
 
         self._rpc = moolib.Rpc()
-        self._rpc.set_name(name)
+        # A restarted peer needs a new name: with the old one the broker never lets it into the group.
+        self._rpc.set_name(f"{name}-{uuid.uuid4().hex[:8]}")
         self._rpc.connect(store.get(ADDRESS).decode())
         self._group = moolib.Group(self._rpc, name="moolib_atari")
+        self._group.set_timeout(TIMEOUT)
         self._accumulator = moolib.Accumulator(
             name="model", parameters=model.parameters(), buffers=model.buffers(), group=self._group
         )
 
     def update(self) -> None:
-        """See what has come from the other peers."""
+        """Process what has arrived from the other peers."""
         self._group.update()
         self._accumulator.update()
 
-    def generation(self) -> None:
-        """Return nothing: moolib does not say which gradients a lost peer takes with it."""
+    def generation(self) -> int:
+        """Return the id of the group as it is now; gradients in transit are lost when it changes."""
+        return self._group.sync_id()
+
+    def set_state(self, state: State) -> None:
+        """Send the state to the peers that need it, as bytes: moolib sends arrays, but receives none."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **state)
+        self._accumulator.set_state(buffer.getvalue())
+
+    def state(self) -> State:
+        """Return the state that has arrived."""
+        return read_arrays(bytes(self._accumulator.state()))
 
     def leave(self) -> None:
         """Nothing to wait for: moolib's peers leave as they like."""

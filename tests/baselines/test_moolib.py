@@ -917,10 +917,12 @@ def test_a_step_of_one_peer_takes_two_updates_so_that_an_action_lies_between():
 
 
 def test_batches_are_cut_environment_by_environment_in_the_order_of_unrolls():
-    batcher = experiment.LearnBatcher(6)
+    batcher = experiment.LearnBatcher(6, largest=16)
     assert batcher.empty()
     for number in (1, 2):
+        assert not batcher.full()
         batcher.put(experiment.Piece(None, 0, number, slice(0, 8), 0.0))
+    assert batcher.full()
     taken = [[(p.number, p.columns.start, p.columns.stop) for p in batcher.get()] for _ in range(2)]
     assert taken == [[(1, 0, 6)], [(1, 6, 8), (2, 0, 4)]]
     assert batcher.empty()
