@@ -156,7 +156,7 @@ class Buffers(NamedTuple):
     core_states: (
         torch.Tensor
     )  # float32 [N, 2, layers, width] before the first step; empty without LSTM
-    origin: torch.Tensor  # int64 [N, 2]: actor, number of its rollout (from 1)
+    origin: torch.Tensor  # int64 [N, 3]: actor, number of its rollout (from 1), mixed steps
     times: torch.Tensor  # float64 [N, 5], see `Times`
 
 
@@ -183,16 +183,21 @@ def make_buffers(count: int, length: int, spec: EnvSpec, core_shape: Sequence[in
         episode_returns=shared_tensor((count, length), torch.float64),
         episode_lengths=shared_tensor((count, length), torch.int64),
         core_states=shared_tensor((count, *core_shape), torch.float32),
-        origin=shared_tensor((count, 2), torch.int64),
+        origin=shared_tensor((count, 3), torch.int64),
         times=shared_tensor((count, len(Times._fields)), torch.float64),
     )
 
 
 class Policy(NamedTuple):
-    """The shared-memory model that all actors act with, and its version beside it."""
+    """The shared-memory model that all actors act with, and its version beside it.
+
+    The learner sets `begun` before it copies parameters in, and `version` after it. An actor that reads
+    `version` before a step and the same number from `begun` after it has acted with that version alone.
+    """
 
     network: torch.nn.Module
-    version: torch.Tensor  # int64 [1]
+    version: torch.Tensor  # int64 [1], of the newest parameters that are all there
+    begun: torch.Tensor  # int64 [1], of the newest parameters of which some may be there
 
 
 class Shared(NamedTuple):
@@ -213,7 +218,7 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
     (seed,) = env_seeds(args.seed, actor, 1)
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     env = Environment(spec.env_id, seed, args.atari_preprocessing)
-    version = policy.version.numpy()
+    version, begun = policy.version.numpy(), policy.begun.numpy()
     views = Buffers(*(buffer.numpy() for buffer in buffers))
     state = policy.network.initial_state(1) if recurrent else None
     last, last_action = env.initial(), 0
@@ -222,6 +227,7 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
         index = shared.free.get()
         start = clock()
         inference_time = env_time = 0.0
+        mixed = 0
         if recurrent:
             buffers.core_states[index] = torch.stack(state)[:, :, 0]
         _write_step(views, index, 0, last, last_action)
@@ -240,6 +246,7 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
             probabilities = torch.softmax(logits[0], dim=-1)
             last_action = int(torch.multinomial(probabilities, 1, generator=generator))
             buffers.logits[index, t] = logits[0]
+            mixed += int(begun[0] != views.versions[index, t])
             now = clock()
             inference_time += now - then
             if args.hardware.actor_delay_seconds:
@@ -248,7 +255,7 @@ def act(actor: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> 
             env_time += clock() - now
             _write_step(views, index, t + 1, last, last_action)
         first, final = views.versions[index, 0], version[0]
-        views.origin[index] = actor, number
+        views.origin[index] = actor, number, mixed
         end = clock()
         views.times[index] = Times(end, end - start, inference_time, env_time, start - before)
         if args.run.progress:
@@ -287,6 +294,7 @@ class Origin(NamedTuple):
 
     actors: np.ndarray  # [B]
     numbers: np.ndarray  # [B]
+    mixed_steps: np.ndarray  # [B]
     versions: np.ndarray  # [B, T]
     times: np.ndarray  # [B, 5]
     dones: np.ndarray  # [B, T]
@@ -316,10 +324,11 @@ def take_batch(
         logits=time_major(buffers.logits),
         core_state=core_state,
     )
-    actors, numbers = buffers.origin[index].numpy().T
+    actors, numbers, mixed_steps = buffers.origin[index].numpy().T
     origin = Origin(
         actors=actors,
         numbers=numbers,
+        mixed_steps=mixed_steps,
         versions=buffers.versions[index].numpy(),
         times=buffers.times[index].numpy(),
         dones=buffers.dones[index, 1:].numpy(),
@@ -497,6 +506,7 @@ class Learner:
 
     def _broadcast(self) -> None:
         """Copy the parameters into the actors' model, in place, while they act with it."""
+        self._shared.policy.begun[0] = self.version
         self._shared.policy.network.load_state_dict(self._network.state_dict())
         self._shared.policy.version[0] = self.version
 
@@ -543,6 +553,7 @@ class Learner:
                     version_last=versions[-1][0],
                     versions=versions,
                     learner_version=used,
+                    mixed_steps=int(origin.mixed_steps[b]),
                 )
             )
         episodes = [
@@ -635,12 +646,12 @@ def train(plan: Plan) -> None:
         core_shape = (2, *plan.network.initial_state(1)[0][:, 0].shape)
     share_parameters(plan.network)
     shared = Shared(
-        Policy(plan.network, shared_tensor((1,), torch.int64)),
+        Policy(plan.network, *(shared_tensor((1,), torch.int64) for _ in range(2))),
         make_buffers(plan.num_buffers, args.unroll_length, plan.spec, core_shape),
         IndexQueue(),
         IndexQueue(),
     )
-    shared.policy.version[0] = 1
+    shared.policy.version[0] = shared.policy.begun[0] = 1
     for index in range(plan.num_buffers):
         shared.free.put(index)
     clock = Clock()

@@ -100,6 +100,7 @@ class Rollout(Struct, kw_only=True, gc=False):
     learner_version: Version
     first_env: Count | UnsetType = UNSET
     envs: Count | UnsetType = UNSET
+    mixed_steps: Count | UnsetType = UNSET
 
 
 class Update(Struct, kw_only=True, gc=False):
