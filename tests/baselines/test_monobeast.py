@@ -390,7 +390,7 @@ def test_steps_and_rewards_of_a_batch_are_where_they_belong():
     for n in (1, 3):
         buffers.obs[n] = n * 10 + torch.arange(4)[:, None]
         buffers.rewards[n] = torch.arange(4) - 0.5 + n
-        buffers.origin[n] = torch.tensor([n, 7])
+        buffers.origin[n] = torch.tensor([n, 7, 0])
     batch, origin = monobeast_study.take_batch(buffers, [3, 1], args, torch.device("cpu"))
     assert batch.obs[:, 0, 0].tolist() == [30, 31, 32, 33]
     assert batch.obs[:, 1, 1].tolist() == [10, 11, 12, 13]
