@@ -389,7 +389,8 @@ def _settings(path: Path, name: str, fields: Any, known: Iterable[str]) -> dict[
 
 def _setting(path: Path, where: str, fields: dict[str, Any]) -> Setting:
     flags = _decode(path, where + "flags: ", fields.get("flags", {}), dict[str, Any])
-    setting = _decode(path, where, fields | {"flags": tuple(flags.items())}, Setting)
+    hashable = {n: tuple(v) if isinstance(v, list) else v for n, v in flags.items()}
+    setting = _decode(path, where, fields | {"flags": tuple(hashable.items())}, Setting)
     if setting.processes % setting.nodes or setting.gpus % setting.nodes:
         raise StudyError(
             f"{path.name}: {where}processes and gpus must be multiples of its {setting.nodes} nodes"

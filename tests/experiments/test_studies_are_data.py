@@ -129,6 +129,14 @@ def test_a_setting_can_have_flags_that_only_one_system_has(tmp_path):
     )
 
 
+def test_a_flag_of_a_setting_can_have_several_values(tmp_path):
+    text = STUDY.replace('["cleanba_ppo-sync", "cleanba_impala"]', '["cleanba_impala"]')
+    flags = '[settings.one.flags]\ncompat = ["alignment", "mask"]\n'
+    run = load(tmp_path, text.replace("[[runs]]", flags + "[[runs]]")).runs[0]
+    check_flags([run])
+    assert "--compat alignment mask" in " ".join(systems.command(run, tmp_path))
+
+
 def test_a_run_of_several_processes_is_started_by_the_program_that_starts_them(tmp_path):
     text = STUDY.replace("cores = 2", "cores = 2\nprocesses = 2")
     run = load(tmp_path, text).runs[0]
