@@ -1,6 +1,7 @@
 """moolib's architecture: gradients are summed while acting goes on, and peers come and go."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -127,6 +128,11 @@ def assert_accounted(record):
     assert len(used) == len(set(used))
 
 
+def policy_lag(rollout):
+    """Versions between acting and learning, the mean over the rollout's steps."""
+    return sum((rollout.learner_version - v) * n for v, n in rollout.versions) / rollout.steps
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run of two peers and more than 1,000 rollouts, whose batches cut unrolls in two."""
@@ -203,7 +209,7 @@ def test_one_peer_lags_as_moolib_does(tmp_path, batch_size, expected):
     rollouts = record_in(tmp_path).rollouts()[20:]
     lags, differences = [], []
     for r in rollouts:
-        lags.append(sum((r.learner_version - v) * n for v, n in r.versions) / r.steps)
+        lags.append(policy_lag(r))
         differences.append(r.version_last - r.version_first)
         # the policy changes early: the last step of an unroll is the first of the next
         assert r.versions[-1][1] >= 0.7 * r.steps
@@ -245,6 +251,62 @@ def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim, 
     actors = {r.actor for r in record.rollouts()[-200:]}
     assert actors == set(range(6))  # all three peers, the newcomer too
     assert_gone(peers)
+
+
+@pytest.mark.soak
+def test_ten_kills_of_either_of_two_peers_leave_the_record_right(tmp_path):
+    """Steps recorded are steps learned from, and what a survivor learns from is never old."""
+    rng = np.random.default_rng(23)
+    process, peers = start(tmp_path, 2, max_restarts=10)
+    try:
+        for _ in range(10):
+            time.sleep(rng.uniform(0, 1.5))
+            victim = rng.integers(2)
+            seen = len(record_in(tmp_path).rollouts())
+            peers[victim].kill()
+            wait_for(process, lambda old=peers[victim]: old not in peers_of(process))
+            wait_for(process, lambda: len(peers_of(process)) == 2)
+            (peers[victim],) = set(peers_of(process)) - {peers[1 - victim]}
+            # The survivor alone has the state until the newcomer takes part.
+            wait_for(
+                process,
+                lambda actors={2 * victim, 2 * victim + 1}, before=seen + 20: any(
+                    r.actor in actors for r in record_in(tmp_path).rollouts()[before:]
+                ),
+            )
+    finally:
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert printed.count("is restarted") == 10
+    record = record_in(tmp_path)
+    assert_accounted(record)
+    assert (
+        sum(u.num_lost for u in record.updates()) > 0
+    )  # some of the kills took gradients with them
+    assert max(map(policy_lag, record.rollouts())) <= 10
+
+
+class Stalled:
+    """An accumulator that waits for a lost peer: it wants no gradients, and has none."""
+
+    def __getattr__(self, name):
+        return lambda *_: name == "connected"
+
+
+def test_a_peer_stops_acting_while_the_group_waits_for_a_lost_one(tmp_path, monkeypatch):
+    plan = options.prepare(
+        parsed(options.Args, env="CartPole-v1", runs_dir=tmp_path, actor_batch_size=8, batch_size=8)
+    )
+    peer = experiment.Peer(plan.args, plan.spec, "mlp", 0, tmp_path, time.time())
+    monkeypatch.setattr(peer, "_make_accumulator", lambda store: Stalled())
+    monkeypatch.setattr(experiment, "SECONDS_WHILE_FULL", 0)
+    acts, looks = [], itertools.count()
+    act = peer._act
+    monkeypatch.setattr(peer, "_act", lambda batch: (acts.append(batch.index), act(batch))[1])
+    peer.run(sealed(), lambda: next(looks) >= 999)
+    # An unroll of both batches of environments and two batches to learn from: four unrolls of 20 steps.
+    assert len(acts) == 2 * (2 * 20 + 1)
 
 
 def test_an_interrupt_waits_until_what_was_taken_out_of_the_store_is_written_down():
