@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.queueing import expected_latency
+from analysis.selection import GROUP
 from analysis.tables import KEYS, Tables, split_runs
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -73,7 +74,7 @@ def gradient_asynchrony(updates: pd.DataFrame) -> np.ndarray:
 
 
 def predictions(tables: Tables) -> pd.DataFrame:
-    """Return theoretical predictions for each run, for comparison with the measurements.
+    """Return theoretical predictions for each run, from numbers that were not measured in that run.
 
     Returns:
       Keys, and
@@ -84,26 +85,31 @@ def predictions(tables: Tables) -> pd.DataFrame:
         is collected. If actors wait for free buffers, rollouts begin when an update ends and frees
         some, so only complete updates count: the mean of the quotients, rounded down. The first
         updates, which compile, are excluded.
-      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the measured
-        utilisation rho: the share of the time in which the learner trains.
-      NaN where a source does not record what is needed.
+      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilisation rho: the share
+        of the time in which the learner trains.
+      The last two are means over the other runs of the same system, setting and environment. NaN if
+      there is no other run, or a source does not record what is needed.
     """
-    updates = {key.run: group for key, group in split_runs(tables.updates)}
+    measured = pd.DataFrame(
+        [
+            (key.run, _updates_in_a_rollout(group), _latency(group))
+            for key, group in split_runs(tables.updates)
+        ],
+        columns=["run", "changes_by_time", "latency_mm1"],
+    ).set_index("run")
+    group_of = {run.run: tuple(getattr(run, n) for n in GROUP) for run in tables.runs.itertuples()}
     rows = []
     for run in tables.runs.itertuples(index=False):
         config = run.hyperparameters if isinstance(run.hyperparameters, Mapping) else {}
-        group = updates.get(run.run, pd.DataFrame())
-        between = _median_interval(group)
+        others = [o for o, g in group_of.items() if g == group_of[run.run] and o != run.run]
         rows.append(
             {
                 **{name: getattr(run, name) for name in KEYS},
                 "changes_by_actors": _number(config, "num_actors") / _number(config, "batch_size"),
-                "changes_by_time": _updates_in_a_rollout(group),
-                "latency_mm1": _latency(_median(group, "training_time") / between),
+                **measured.reindex(others).mean(),
             }
         )
-    names = ["changes_by_actors", "changes_by_time", "latency_mm1"]
-    return pd.DataFrame(rows, columns=[*KEYS, *names])
+    return pd.DataFrame(rows, columns=[*KEYS, "changes_by_actors", *measured.columns])
 
 
 def _updates_in_a_rollout(updates: pd.DataFrame) -> float:
@@ -134,7 +140,8 @@ def _median_interval(updates: pd.DataFrame) -> float:
     return float(np.median(np.diff(times))) if len(times) > 1 else np.nan
 
 
-def _latency(utilisation: float) -> float:
+def _latency(updates: pd.DataFrame) -> float:
+    utilisation = _median(updates, "training_time") / _median_interval(updates)
     return expected_latency(1, utilisation, 1.0) if utilisation == utilisation else np.nan
 
 

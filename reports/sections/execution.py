@@ -142,8 +142,8 @@ def changes(study: StudyRuns) -> Section | None:
     text = (
         "Predicted changes per rollout: *actors / batch* if actors never wait, since all of them then "
         "finish a rollout in the same time, during which the learner makes that many updates; *rollout / "
-        "update time* is the number of updates during one rollout. Where actors wait for free buffers, "
-        "rollouts begin when an update ends, and only complete updates count."
+        "update time* is the number of updates during one rollout, by the times of the other seeds. Where "
+        "actors wait for free buffers, rollouts begin when an update ends, and only complete updates count."
     )
     if paper:
         text += (

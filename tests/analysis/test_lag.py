@@ -47,8 +47,11 @@ def test_the_first_updates_which_compile_tell_nothing_of_the_changes_to_be_expec
         "rollout_time": np.repeat([500.0, 6.0], [10, 30]),
     }
     runs = {"status": ["completed"], "completed": [True], "hyperparameters": [{}]}
-    (row,) = lag.predictions(tables(updates=[(KEY, updates)], runs=[(KEY, runs)])).itertuples()
-    assert row.changes_by_time == pytest.approx(3)  # 6 s, and an update every 2 s
+    other = KEY._replace(run="another seed", seed=2)
+    both = tables(updates=[(KEY, updates)], runs=[(KEY, runs), (other, runs)])
+    itself, predicted = lag.predictions(both).itertuples()
+    assert np.isnan(itself.changes_by_time)  # nothing is predicted from the run itself
+    assert predicted.changes_by_time == pytest.approx(3)  # 6 s, and an update every 2 s
 
 
 def test_without_the_learners_version_a_rollout_counts_for_the_one_that_it_ended_with():
