@@ -74,7 +74,7 @@ DEFAULTS = {
     "upload_model": False, "hf_entity": "", "env_id": "Breakout-v5", "total_timesteps": 50_000_000,
     "num_actor_threads": 2, "anneal_lr": True, "gamma": 0.99, "num_minibatches": 4,
     "gradient_accumulation_steps": 1, "ent_coef": 0.01, "vf_coef": 0.5, "actor_device_ids": (0,),
-    "learner_device_ids": (0,), "distributed": False,
+    "learner_device_ids": (0,), "distributed": False, "log_frequency": 10,
 }  # fmt: skip
 OF_PPO = {
     "learning_rate": 2.5e-4, "num_steps": 128, "gae_lambda": 0.95, "update_epochs": 4, "norm_adv": True,
@@ -91,6 +91,6 @@ def every_value(args):
 
 @pytest.mark.parametrize(("trainer", "own"), [(cleanba_ppo, OF_PPO), (cleanba_impala, OF_IMPALA)])
 def test_defaults_are_the_original_s(trainer, own):
-    """But for the number of environments, and what is logged where: docs/differences.md."""
+    """But for the number of environments and the project in Weights & Biases: docs/differences.md."""
     ours = dict(every_value(trainer.Args()))
     assert {name: ours[name] for name in DEFAULTS | own} == DEFAULTS | own
