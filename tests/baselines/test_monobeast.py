@@ -17,6 +17,8 @@ import torch
 from baselines import monobeast_study
 from baselines.one_environment import Environment
 from baselines.shared_memory import IndexQueue, shared_tensor
+from baselines.worker_processes import Clock
+from cleanba.environments import describe_env
 from cleanba.record import read_run
 from cleanba.run.command_line import BadInput, parse
 from tests.command_lines import parsed, refusal
@@ -398,6 +400,49 @@ def test_steps_and_rewards_of_a_batch_are_where_they_belong():
     assert origin.actors.tolist() == [3, 1]
     buffers.obs[3] = 0  # the batch is a copy: its buffers are free
     assert batch.obs[:, 0, 0].tolist() == [30, 31, 32, 33]
+
+
+class CopiedInto(torch.nn.Module):
+    """A network into which the learner copies parameters during some of its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.version, self.begun = (torch.ones(1, dtype=torch.int64) for _ in range(2))
+        self.steps = 0
+
+    def forward(self, obs):
+        self.steps += 1
+        if self.steps in (2, 5):
+            self.begun += 1
+        if self.steps in (3, 5):
+            self.version += 1
+        return torch.zeros(1, 2), torch.zeros(1)
+
+
+class OneRollout:
+    """A queue of free buffers that is empty after the first one."""
+
+    def __init__(self):
+        self.left = [0]
+
+    def get(self):
+        return self.left.pop()
+
+
+def test_steps_that_may_have_used_a_mixture_of_two_versions_are_counted():
+    args = parsed(monobeast_study.Args, env="CartPole-v1", unroll_length=6, no_progress=True)
+    network, spec = CopiedInto(), describe_env("CartPole-v1")
+    shared = monobeast_study.Shared(
+        monobeast_study.Policy(network, network.version, network.begun),
+        monobeast_study.make_buffers(1, 6, spec, (0,)),
+        OneRollout(),
+        IndexQueue(),
+    )
+    with pytest.raises(IndexError):
+        monobeast_study.act(0, args, spec, shared, Clock())
+    # one copy from the second step to the third, and one within the fifth
+    assert shared.buffers.versions[0].tolist() == [1, 1, 1, 2, 2, 3]
+    assert shared.buffers.origin[0].tolist() == [0, 1, 3]
 
 
 def test_a_plan_refuses_more_actors_than_seeds():
