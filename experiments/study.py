@@ -5,6 +5,7 @@ A study is systems x hardware settings x environments x seeds x budget, in one o
     title = "..."
     question = "..."
     minutes = 15  # on two CPU cores; optional
+    answer = "..."  # once it has run, in a sentence; optional
 
     [settings.a0-l0-t1]
     num_actor_threads = 1
@@ -151,6 +152,7 @@ class Study(NamedTuple):
       runs: to be made.
       preset: which of the study's sizes this is.
       minutes: that two CPU cores take, according to the file; None if it does not give them.
+      answer: its authors' answer to the question, from their runs; '' if they have none yet.
       targets: mean return of `target_episodes` episodes that runs are to reach, by environment.
       target_episodes: see `targets`.
     """
@@ -161,6 +163,7 @@ class Study(NamedTuple):
     runs: tuple[PlannedRun, ...]
     preset: str = DEFAULT_PRESET
     minutes: int | None = None
+    answer: str = ""
     targets: Mapping[str, float] = types.MappingProxyType({})
     target_episodes: int = TARGET_EPISODES
 
@@ -182,6 +185,7 @@ class _Preset(Struct, forbid_unknown_fields=True):
     runs: list[_Block]
     settings: dict[FolderName, dict[str, Any]] = {}
     minutes: int | None = None
+    answer: str = ""
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -193,6 +197,7 @@ class _File(Struct, forbid_unknown_fields=True):
     systems: dict[FolderName, System] = {}
     runs: list[_Block] | None = None
     minutes: int | None = None
+    answer: str = ""
     presets: dict[str, _Preset] | None = None
     targets: dict[str, float] = {}
     target_episodes: Count = TARGET_EPISODES
@@ -273,6 +278,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         runs,
         preset,
         sizes[preset].minutes,
+        " ".join(sizes[preset].answer.split()),
         file.targets,
         file.target_episodes,
     )
@@ -338,12 +344,13 @@ def _decode(path: Path, where: str, data: Any, kind: type[T]) -> T:
 
 def _presets(path: Path, file: _File) -> Mapping[str, _Preset]:
     """Return the sizes of a study: its presets, or the only one."""
-    if file.presets is not None and file.runs is None and file.minutes is None:
+    outside = file.runs is not None or file.minutes is not None or file.answer
+    if file.presets is not None and not outside:
         return file.presets
     if file.runs is not None and file.presets is None:
-        return {DEFAULT_PRESET: _Preset(file.runs, minutes=file.minutes)}
+        return {DEFAULT_PRESET: _Preset(file.runs, minutes=file.minutes, answer=file.answer)}
     raise StudyError(
-        f"{path.name}: needs either [[runs]] or [presets], which have runs and minutes"
+        f"{path.name}: needs either [[runs]] or [presets], which have runs, minutes and answer"
     )
 
 

@@ -114,11 +114,12 @@ def page_of(study: StudyRuns) -> Page:
         for value in (*done.runs["started"], *done.runs["ended"])
         if isinstance(value, str)
     )
+    answer = (f"The authors' answer: {plan.answer}",) if plan and plan.answer else ()
     return Page(
         name=study.name,
         title=plan.title if plan else f"Study {study.name}",
         question=plan.question if plan else "",
-        finding=head.finding(found),
+        finding=answer + head.finding(found),
         status=status,
         sections=found,
         commands=commands(study),

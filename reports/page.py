@@ -98,7 +98,7 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
       name: of the study's folder.
       title: of the study.
       question: the study's question; '' if it has none.
-      finding: the findings, in sentences.
+      finding: the authors' answer, if the study has one, and the findings, in sentences.
       status: completeness and limits of the data, in sentences.
       sections: the sections, in order.
       commands: shell commands that reproduce the runs and the page.

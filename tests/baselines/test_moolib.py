@@ -1,6 +1,7 @@
 """moolib's architecture: gradients are summed while acting goes on, and peers come and go."""
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import re
@@ -253,11 +254,21 @@ def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim, 
     assert_gone(peers)
 
 
+HAS_MOOLIB = importlib.util.find_spec("moolib") is not None
+
+
 @pytest.mark.soak
-def test_ten_kills_of_either_of_two_peers_leave_the_record_right(tmp_path):
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "torch",
+        pytest.param("moolib", marks=pytest.mark.skipif(not HAS_MOOLIB, reason="needs moolib")),
+    ],
+)
+def test_ten_kills_of_either_of_two_peers_leave_the_record_right(tmp_path, transport):
     """Steps recorded are steps learned from, and what a survivor learns from is never old."""
     rng = np.random.default_rng(23)
-    process, peers = start(tmp_path, 2, max_restarts=10)
+    process, peers = start(tmp_path, 2, max_restarts=10, transport=transport)
     try:
         for _ in range(10):
             time.sleep(rng.uniform(0, 1.5))

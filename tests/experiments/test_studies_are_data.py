@@ -53,6 +53,9 @@ def test_a_study_is_the_product_of_its_axes_and_names_its_folders(tmp_path):
     ]
     assert study.name == "mine"
     assert study.question == "Is it?"
+    assert study.answer == ""
+    text = STUDY.replace("[settings.one]", 'answer = """\nYes,\nalways."""\n[settings.one]', 1)
+    assert load(tmp_path, text).answer == "Yes, always."
 
 
 def test_a_command_describes_the_whole_run(tmp_path):

@@ -137,6 +137,18 @@ def test_a_page_says_when_runs_reached_what_the_study_asks_for(place, undrawn):
     assert "mean return of the last 100 training episodes first reached" in visible_text(html)
 
 
+def test_the_authors_answer_is_the_first_thing_below_the_question(place, undrawn):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("CartPole-v1",), steps=5_120)
+    text = Path(find_study("quickstart")).read_text()
+    assert text.count("minutes =") == 1
+    asked = text.replace("minutes =", 'answer = "It is so, in 3 of 3."\nminutes =')
+    (place / "runs/small/study.toml").write_text(asked)
+    assert build.main(["small"]) == 0
+    html, markdown = pages(place, "small")
+    assert markdown.split("\n- ")[1] == "The authors' answer: It is so, in 3 of 3."
+    assert "It is so, in 3 of 3." in visible_text(html)
+
+
 def test_late_gradients_are_shown_beside_late_policies(place, undrawn):
     for setting in ("control", "other"):
         folder = place / f"runs/lag/monobeast__{setting}__Catch-v0__s1"
