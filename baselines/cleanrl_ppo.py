@@ -112,7 +112,7 @@ class Args:
     """Threads of XLA on a CPU, whatever its cores; part of the arithmetic, as in Cleanba PPO."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
-    logging: Nested[LogOptions] = LogOptions()
+    logging: Nested[LogOptions] = LogOptions(log_frequency=1)
 
     @property
     def batch_size(self) -> int:

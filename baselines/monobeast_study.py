@@ -1,6 +1,7 @@
 """IMPALA as monobeast builds it, instrumented: which policy took each step of each rollout.
 
-The architecture of torchbeast's monobeast (https://arxiv.org/abs/1910.03552), all of it in this file:
+The architecture of torchbeast's monobeast (https://arxiv.org/abs/1910.03552), in this file but for the loss,
+the networks and the queues:
 
     actor processes, one environment each --- indices of full buffers ---> learner threads
            ^------------------------------- indices of free buffers ----------------'
@@ -13,9 +14,8 @@ bottom: options, acting, learning, the run.
 
     python baselines/monobeast_study.py --env Pong-v5 --num_actors 80 --unroll_length 240
 
-Two things differ from monobeast. Environments are EnvPool's, as in all systems here. Queues are pipes and
-memory is anonymous, so that no process waits for a dead one and nothing is left behind. `--savedir` and
-`--xpid`, monobeast's names, are accepted for `--runs-dir` and `--setting`.
+docs/differences.md lists what differs from monobeast. `--savedir` and `--xpid`, monobeast's names, are
+accepted for `--runs-dir` and `--setting`.
 """
 
 import contextlib

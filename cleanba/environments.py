@@ -38,8 +38,8 @@ _MACHADO = dict(
 
 ATARI_PREPROCESSING = {
     "machado": _MACHADO,
-    # The alternative in appendix D of the paper: gym.wrappers.AtariPreprocessing, moolib's default.
-    # It does not press FIRE after a reset, which EnvPool does.
+    # The alternative in appendix D of the paper: gym.wrappers.AtariPreprocessing. It does not press FIRE
+    # after a reset, which EnvPool does where the action set has it.
     "gym": _MACHADO | dict(use_fire_reset=False),
 }
 

@@ -8,7 +8,8 @@ from analysis.tables import UNKNOWN, InputError, RunKey
 from cleanba.record.layout import Layout
 
 # The curve is the first of these that a run has. Cleanba logs the mean of the last returns of all
-# environments of an actor thread; CleanRL logs every episode.
+# environments of an actor thread; CleanRL logs every episode, apart from its programs on EnvPool's XLA
+# interface, which log a mean, too.
 RETURNS = ("charts/episodic_return", "charts/avg_episodic_return")
 LENGTHS = ("charts/episodic_length", "charts/avg_episodic_length")
 

@@ -4,7 +4,7 @@ Its methods are those of `moolib.Accumulator` (https://facebookresearch.github.i
 meaning. A peer sums its own gradients since the last step in place. A step takes two collectives: the peers
 count their gradients, repeatedly, until there are as many as the virtual batch size; then they add them up.
 Both run in the background, and `update` checks one of them per call. So a step takes at least two calls:
-with one peer, an action is taken in between, as in moolib.
+with one peer, an action is taken in between, as in moolib, unless acting waits for learning.
 """
 
 import contextlib

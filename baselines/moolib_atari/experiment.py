@@ -365,7 +365,8 @@ class Peer:
 
     def _make_accumulator(self, store: SealedStore) -> Any:
         if self._args.hardware.transport == "moolib":
-            return MoolibAccumulator(store.store, self.name, self.state.model)
+            timeout = self._args.recovery.peer_timeout
+            return MoolibAccumulator(store.store, self.name, self.state.model, timeout)
         # nccl cannot connect two peers on one GPU
         own_gpu = self._device.type == "cuda" and torch.cuda.device_count() >= _peers_here(
             self._args

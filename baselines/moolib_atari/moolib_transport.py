@@ -1,7 +1,7 @@
 """The real moolib in place of accumulator.py, where it is installed (github.com/facebookresearch/moolib).
 
-It is in no package registry, so nothing installs it. docs/differences.md tells what was tried with it, at
-06e7a3e: its parts that behave otherwise than its documentation are noted below.
+It is in no package registry, so nothing installs it. Where it behaves otherwise than its documentation (at
+06e7a3e), a comment below says so. docs/baselines.md tells what was tried with it.
 """
 
 import io
@@ -18,7 +18,6 @@ from baselines.moolib_atari.accumulator import State
 from cleanba.record.files import read_arrays
 
 ADDRESS = "moolib-broker"  # key of the store
-TIMEOUT = 2.0  # seconds until the others go on without a lost peer; moolib's own default is 10
 
 
 def start_broker(store: Store) -> None:
@@ -44,13 +43,14 @@ def start_broker(store: Store) -> None:
 class MoolibAccumulator:
     """`moolib.Accumulator` with its group, which is updated with it."""
 
-    def __init__(self, store: Store, name: str, model: torch.nn.Module):
+    def __init__(self, store: Store, name: str, model: torch.nn.Module, timeout: float):
         """Connect to the broker.
 
         Args:
           store: where the broker's address is.
           name: of this peer.
           model: whose gradients are summed.
+          timeout: seconds without a sign of life after which the others go on without a peer.
         """
         import moolib
 
@@ -59,7 +59,7 @@ class MoolibAccumulator:
         self._rpc.set_name(f"{name}-{uuid.uuid4().hex[:8]}")
         self._rpc.connect(store.get(ADDRESS).decode())
         self._group = moolib.Group(self._rpc, name="moolib_atari")
-        self._group.set_timeout(TIMEOUT)
+        self._group.set_timeout(timeout)
         self._accumulator = moolib.Accumulator(
             name="model", parameters=model.parameters(), buffers=model.buffers(), group=self._group
         )

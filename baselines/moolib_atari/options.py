@@ -59,6 +59,10 @@ class Recovery:
     """Seconds of training between two checkpoints of the leader, each of which replaces the last."""
     checkpoint_history_interval: Positive = 3600.0
     """Seconds of training between two checkpoints that are kept."""
+    peer_timeout: Positive = 2.0
+    """With --transport moolib: seconds without a sign of life after which a peer counts as lost (moolib's
+    own value is 10). It has to be longer than a gradient takes. Without moolib, a lost peer is noticed by
+    its closed connection."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,8 @@ class Args:
     """Network: IMPALA ResNet (with fixup initialisation), Nature CNN or MLP; auto takes the ResNet for
     images, else the MLP."""
     atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
-    """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's, which is moolib's
-    default (appendix D)."""
+    """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's, which do not
+    press FIRE (appendix D)."""
     hardware: Nested[Hardware] = Hardware()
     recovery: Nested[Recovery] = Recovery()
     run: Nested[RunOptions] = RunOptions()

@@ -32,9 +32,7 @@ from cleanba.record import (
 from cleanba.run.options import RunId, TrackingOptions
 
 SECONDS_BETWEEN_LINES = 5.0  # of progress
-RETURNS_AVERAGED = (
-    100  # newest episodes in the mean return of TensorBoard and progress, as in CleanRL
-)
+RETURNS_AVERAGED = 100  # newest episodes in the mean return of TensorBoard and progress
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

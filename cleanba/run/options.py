@@ -39,7 +39,7 @@ class LogOptions:
     """How much is logged."""
 
     log_frequency: Count = 10
-    """Updates between two points in TensorBoard and Weights & Biases (the record has them all)."""
+    """Updates between two points in TensorBoard, and where a run is tracked (the record has them all)."""
     fingerprint_every: Count = 10
     """Updates between two fingerprints (SHA-256) of the parameters in the record."""
 
