@@ -72,7 +72,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Args:
-    """Hyperparameters (those of the paper's tables A4 and A6) and, after them, hardware settings."""
+    """Hyperparameters (A2C's are those of the paper's table A4) and, after them, hardware settings."""
 
     env_id: NotHyper[str] = "Breakout-v5"
     """EnvPool environment."""

@@ -42,7 +42,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Args:
-    """An agent, a scheme, and hardware settings; hyperparameters as in the paper's tables 1 and 2."""
+    """An agent, a scheme, and hardware settings.
+
+    Hyperparameters are those of the paper's tables 1 and 2, but for SAC's environments (8, not 1).
+    """
 
     env_id: NotHyper[str] = "Breakout-v5"
     """EnvPool environment."""

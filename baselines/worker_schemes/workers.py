@@ -18,7 +18,7 @@ from baselines.worker_schemes.worker_pool import WorkerPool
 from cleanba.environments import MAX_ENVS, EpisodeStatistics, env_seeds, make_envs
 
 Parameters = Sequence[np.ndarray]  # of a network, in the order of its state
-# Share of a rollout that is collected even if the worker is preempted (DD-PPO, section 4)
+# Share of a rollout that is collected even if the worker is preempted (DD-PPO, https://arxiv.org/abs/1911.00357)
 SMALLEST_SHARE = 0.25
 
 # Arrays from Ray are read-only, and are only read.
