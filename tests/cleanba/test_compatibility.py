@@ -5,11 +5,13 @@ lines.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import envpool
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -19,8 +21,8 @@ from cleanba.actor_learner import Entry, GroupRollout
 from cleanba.audit import replay
 from cleanba.compatibility import advantage_chunks, overlapping_seeds
 from cleanba.environments import make_envs, play
-from cleanba.exact.groups import tree_sum
-from cleanba.exact.placement import Hardware
+from cleanba.exact.groups import GroupExchange, tree_sum
+from cleanba.exact.placement import Hardware, plan
 from cleanba.record import read_run
 from cleanba.run.command_line import exit_code
 from tests.killed_runs import Runs, check_equal
@@ -117,6 +119,30 @@ def test_impala_s_loss_and_gradient_are_the_original_s(seed):
         np.testing.assert_allclose(gradient[name], value.grad, rtol=1e-5, atol=1e-5)
     textbook = impala.make_gradient(Linear, impala.Args())(params, rollout)[1]
     assert abs(textbook.loss - loss.item()) > 0.1
+
+
+def test_impala_s_gradient_is_divided_by_the_learner_devices_of_all_processes(monkeypatch):
+    """The original takes the mean over devices of the sums over their steps (cleanba_impala.py, line 619)."""
+    monkeypatch.setattr(impala, "make_optimizer", lambda *_: (optax.sgd(1.0), None))
+    rng = np.random.default_rng(0)
+    params, rollout = parameters(rng), make_rollout(rng)
+    placement = plan(Hardware(num_actor_threads=1), 1, 0, 1)
+    exchange = GroupExchange(placement)
+    setup = SimpleNamespace(
+        network=Linear, num_updates=1, minibatch_size=B, microbatch_size=B,
+        spec=SimpleNamespace(obs_shape=(OBS,)),
+        placement=placement._replace(learner_device_ids=(1, 2, 3), num_processes=2),
+    )  # fmt: skip
+
+    def step(compat):
+        learn = impala.make_learn(impala.Args(num_minibatches=1, compat=compat), setup, exchange)
+        new, _, _ = learn(params, optax.sgd(1.0).init(params), [rollout])
+        return jax.tree.map(lambda old, new: old - np.asarray(new), params, new)
+
+    scaled, whole = step(("gradient-scale",)), step(())
+    for name in params:
+        np.testing.assert_allclose(6 * scaled[name], whole[name], rtol=1e-3, atol=1e-5)
+        assert np.abs(whole[name]).max() > 0.1
 
 
 def original_ppo(params, batch, indices, chunk, args):
