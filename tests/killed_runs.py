@@ -61,7 +61,9 @@ class Runs:
 
     def __init__(self, folder, script, options):
         self.folder = folder
-        self.command = [str(ROOT / "cleanba" / script), *options, "--runs-dir", str(folder)]
+        self.command = [
+            str(ROOT / "cleanba" / script), *options, "--runs-dir", str(folder), "--log-frequency", "1"
+        ]  # fmt: skip
 
     def path(self, setting):
         (path,) = (self.folder / "default").glob(f"*__{setting}__*")
