@@ -97,11 +97,11 @@ def predictions(tables: Tables) -> pd.DataFrame:
         ],
         columns=["run", "changes_by_time", "latency_mm1"],
     ).set_index("run")
-    group_of = {run.run: tuple(getattr(run, n) for n in GROUP) for run in tables.runs.itertuples()}
+    seeds = {key: list(group) for key, group in tables.runs.groupby(GROUP, observed=True)["run"]}
     rows = []
     for run in tables.runs.itertuples(index=False):
         config = run.hyperparameters if isinstance(run.hyperparameters, Mapping) else {}
-        others = [o for o, g in group_of.items() if g == group_of[run.run] and o != run.run]
+        others = [o for o in seeds[tuple(getattr(run, n) for n in GROUP)] if o != run.run]
         rows.append(
             {
                 **{name: getattr(run, name) for name in KEYS},

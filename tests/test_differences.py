@@ -1,4 +1,4 @@
-"""docs/differences.md: every flag that it names exists in the system that it is said of."""
+"""docs/differences.md: the flags in its tables exist in the programs concerned."""
 
 import re
 from dataclasses import fields, is_dataclass

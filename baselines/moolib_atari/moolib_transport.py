@@ -1,7 +1,7 @@
 """The real moolib in place of accumulator.py, where it is installed (github.com/facebookresearch/moolib).
 
-It is in no package registry, so nothing installs it. Where it behaves otherwise than its documentation (at
-06e7a3e), a comment below says so. docs/baselines.md tells what was tried with it.
+It is in no package registry, so nothing installs it. Comments note where the library, at 06e7a3e, deviates
+from its documentation. docs/baselines.md states how the adapter was tested.
 """
 
 import io
@@ -50,7 +50,7 @@ class MoolibAccumulator:
           store: where the broker's address is.
           name: of this peer.
           model: whose gradients are summed.
-          timeout: seconds without a sign of life after which the others go on without a peer.
+          timeout: seconds without a ping after which the others continue without a peer.
         """
         import moolib
 

@@ -60,9 +60,9 @@ class Recovery:
     checkpoint_history_interval: Positive = 3600.0
     """Seconds of training between two checkpoints that are kept."""
     peer_timeout: Positive = 2.0
-    """With --transport moolib: seconds without a sign of life after which a peer counts as lost (moolib's
-    own value is 10). It has to be longer than a gradient takes. Without moolib, a lost peer is noticed by
-    its closed connection."""
+    """With --transport moolib: seconds without a ping after which a peer counts as lost (moolib's default
+    is 10). Must exceed the time of a gradient. Without moolib, a lost peer is detected by its closed
+    connection."""
 
 
 @dataclass(frozen=True)

@@ -254,17 +254,14 @@ def test_a_killed_peer_does_not_end_the_others_and_comes_back(tmp_path, victim, 
     assert_gone(peers)
 
 
-HAS_MOOLIB = importlib.util.find_spec("moolib") is not None
+needs_moolib = pytest.mark.skipif(
+    importlib.util.find_spec("moolib") is None,
+    reason="moolib is not installed: it is in no package registry",
+)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "transport",
-    [
-        "torch",
-        pytest.param("moolib", marks=pytest.mark.skipif(not HAS_MOOLIB, reason="needs moolib")),
-    ],
-)
+@pytest.mark.parametrize("transport", ["torch", pytest.param("moolib", marks=needs_moolib)])
 def test_ten_kills_of_either_of_two_peers_leave_the_record_right(tmp_path, transport):
     """Steps recorded are steps learned from, and what a survivor learns from is never old."""
     rng = np.random.default_rng(23)

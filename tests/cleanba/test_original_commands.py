@@ -1,6 +1,6 @@
 """Every training command of the original's README, benchmark.sh and tpu.sh (d1f8979) is taken verbatim.
 
-Those that are not say what to write instead: `NOT_TAKEN`, and the table in docs/differences.md.
+The exceptions are in `NOT_TAKEN`; docs/differences.md has a table of their replacements.
 """
 
 import shlex
