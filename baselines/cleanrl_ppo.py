@@ -12,14 +12,13 @@ docs/ppo-details.md says which of PPO's implementation details are where.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from threadpoolctl import threadpool_limits
 
 from cleanba import record
 from cleanba.environments import (
@@ -108,8 +107,8 @@ class Args:
     """Widths of the dense layers; by default the network's own."""
     atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the paper (after Machado et al., 2018), or gym's (appendix D)."""
-    xla_cpu_pool_size: Hyper[Count] = 8
-    """Threads of XLA on a CPU, whatever its cores; part of the arithmetic, as in Cleanba PPO."""
+    portable: Hyper[bool] = True
+    """On a CPU, compute the same bits on every processor, as Cleanba PPO does. No effect on a GPU."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions(log_frequency=1)
@@ -322,8 +321,11 @@ def prepare(args: Args) -> Plan:
     spec = describe_env(args.env_id, args.atari_preprocessing)
     name = default_network(spec.obs_shape) if args.network == "auto" else args.network
     check_fits(name, spec.obs_shape)
-    network = make_network(name, spec.num_actions, args.channels, args.hiddens)
-    placement.start_jax(layout(args), args.xla_cpu_pool_size)
+    placement.start_jax(layout(args), args.portable)
+    args = replace(args, portable=args.portable and jax.local_devices()[0].platform == "cpu")
+    network = make_network(
+        name, spec.num_actions, args.channels, args.hiddens, portable=args.portable
+    )
     return Plan(args, run, spec, network, name, args.total_timesteps // args.batch_size)
 
 
@@ -358,9 +360,7 @@ def begin_log(plan: Plan) -> RunLog:
 def initial_params(args: Args, spec: EnvSpec, network: Any) -> Any:
     """Initialise the network's parameters."""
     init_key, _, _ = jax.random.split(jax.random.key(args.seed), 3)
-    with threadpool_limits(1, user_api="blas"):  # the bits of LAPACK's QR depend on its threads
-        params = jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
-        return jax.block_until_ready(params)
+    return jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
 
 
 def train(plan: Plan, params: Any, log: RunLog) -> AgentState:

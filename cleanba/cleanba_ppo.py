@@ -105,9 +105,9 @@ class Args:
     reduction: Hyper[Literal["groups", "psum"]] = "groups"
     """How gradients are summed: by environment group, bit-identical on every layout; or by device with
     `lax.psum`, whose bits depend on the number of learner devices."""
-    xla_cpu_pool_size: Hyper[Count] = 8
-    """Size of XLA's thread pool on a CPU, independent of the number of cores. Convolutions and matrix
-    products are split by it, so it is part of the arithmetic. It also limits the virtual CPU devices."""
+    portable: Hyper[bool] = True
+    """On a CPU, compute the same bits on every processor and with any number of threads. It needs AVX2 and
+    FMA on x86-64, and a C++ compiler. On a GPU it has no effect, and is recorded as off."""
     compat: Hyper[
         tuple[
             Literal["original", "advantages", "reset-steps", "no-ops", "seeds"],

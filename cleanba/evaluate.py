@@ -97,7 +97,7 @@ def describe_model(model: Model) -> tuple[EnvSpec, Any]:
         chosen = [options[name] for name in ("network", "channels", "hiddens")]
         preprocessing = options["atari_preprocessing"]
         spec = describe_env(model.env_id, preprocessing)
-        network = make_network(chosen[0], spec.num_actions, *chosen[1:])
+        network = make_network(chosen[0], spec.num_actions, *chosen[1:], portable=False)
         obs = jax.ShapeDtypeStruct((1, *spec.obs_shape), spec.obs_dtype)
         expected = jax.eval_shape(network.init, jax.random.key(0), obs)  # computes nothing
     except ValueError:

@@ -1,48 +1,65 @@
 """The networks of the paper: IMPALA ResNet, Nature CNN, and an MLP for vector observations.
 
 Each is a Flax module from a batch of observations to the logits of a categorical policy and a
-value. Images have EnvPool's format, uint8 [B, stack, height, width].
+value. Images have EnvPool's format, uint8 [B, stack, height, width]. `portable`: products that have the same
+bits on every processor, see exact/layers.py.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.linen.initializers import constant, lecun_normal, orthogonal
+from flax.linen.initializers import constant, lecun_normal
 
-from cleanba.exact.convolutions import conv_3x3, max_pool_3x3_stride_2, strided_conv
+from cleanba.exact.layers import conv, dense, max_pool_3x3_stride_2, orthogonal
 
 NETWORKS = ("resnet", "nature", "mlp")
 
 
-class StridedConv(nn.Module):
-    """A convolution without padding, see `convolutions.strided_conv`.
+class Dense(nn.Module):
+    """A dense layer, see `layers.dense`, with parameters as `flax.linen.Dense` has them."""
 
-    Its parameters have the names and shapes of `flax.linen.Conv`'s, so they are interchangeable.
-    """
+    features: int
+    gain: float
+    portable: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [B, I] to [B, features]."""
+        start = orthogonal(self.gain, portable=self.portable)
+        kernel = self.param("kernel", start, (x.shape[-1], self.features))
+        bias = self.param("bias", constant(0.0), (self.features,))
+        return dense(x, kernel, bias, portable=self.portable)
+
+
+class StridedConv(nn.Module):
+    """A convolution without padding, see `layers.conv`, with parameters as `flax.linen.Conv` has them."""
 
     features: int
     kernel_size: int
     stride: int
+    portable: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, scale: float = 1.0) -> jax.Array:
         """Convolve x [B, H, W, C] of any type, each pixel multiplied by `scale`."""
         shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
-        kernel = self.param("kernel", orthogonal(np.sqrt(2)), shape)
+        kernel = self.param("kernel", orthogonal(np.sqrt(2), portable=self.portable), shape)
         bias = self.param("bias", constant(0.0), (self.features,))
-        return strided_conv(x, kernel * scale, self.stride) + bias
+        return conv(x, kernel * scale, bias, stride=self.stride, portable=self.portable)
 
 
 class Conv(nn.Module):
-    """A 3x3 convolution with padding, see `convolutions.conv_3x3`.
+    """A 3x3 convolution with padding, see `layers.conv`.
 
     Its parameters have the names, shapes and initial values of `flax.linen.Conv`'s.
     """
 
     features: int
+    portable: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -50,20 +67,21 @@ class Conv(nn.Module):
         shape = (3, 3, x.shape[-1], self.features)
         kernel = self.param("kernel", lecun_normal(), shape)
         bias = self.param("bias", constant(0.0), (self.features,))
-        return conv_3x3(x, kernel) + bias
+        return conv(x, kernel, bias, padding=1, portable=self.portable)
 
 
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a skip connection (Espeholt et al., 2018, figure 3)."""
 
     channels: int
+    portable: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [B, H, W, channels] to the same shape."""
         inputs = x
-        x = Conv(self.channels)(nn.relu(x))
-        x = Conv(self.channels)(nn.relu(x))
+        x = Conv(self.channels, self.portable)(nn.relu(x))
+        x = Conv(self.channels, self.portable)(nn.relu(x))
         return x + inputs
 
 
@@ -71,22 +89,21 @@ class ConvSequence(nn.Module):
     """A convolution, max-pooling, and two residual blocks."""
 
     channels: int
+    portable: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), channels]."""
-        x = max_pool_3x3_stride_2(Conv(self.channels)(x))
-        return ResidualBlock(self.channels)(ResidualBlock(self.channels)(x))
+        x = max_pool_3x3_stride_2(Conv(self.channels, self.portable)(x))
+        for _ in range(2):
+            x = ResidualBlock(self.channels, self.portable)(x)
+        return x
 
 
-def _dense(features: int, gain: float, name: str | None = None) -> nn.Dense:
-    return nn.Dense(features, kernel_init=orthogonal(gain), bias_init=constant(0.0), name=name)
-
-
-def _heads(hidden: jax.Array, num_actions: int) -> tuple[jax.Array, jax.Array]:
+def _heads(hidden: jax.Array, num_actions: int, portable: bool) -> tuple[jax.Array, jax.Array]:
     """Policy logits and value from the last hidden layer, initialised as in CleanRL."""
-    logits = _dense(num_actions, 0.01, "actor")(hidden)
-    value = _dense(1, 1.0, "critic")(hidden)
+    logits = Dense(num_actions, 0.01, portable, name="actor")(hidden)
+    value = Dense(1, 1.0, portable, name="critic")(hidden)
     return logits, value[:, 0]
 
 
@@ -103,17 +120,18 @@ class ImpalaResNet(nn.Module):
     num_actions: int
     channels: Sequence[int] = (16, 32, 32)
     hiddens: Sequence[int] = (256,)
+    portable: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return logits [B, num_actions] and values [B] for images [B, stack, H, W] (uint8)."""
         x = _nhwc(x).astype(jnp.float32) / 255.0
         for channels in self.channels:
-            x = ConvSequence(channels)(x)
+            x = ConvSequence(channels, self.portable)(x)
         x = nn.relu(x).reshape(x.shape[0], -1)
         for width in self.hiddens:
-            x = nn.relu(_dense(width, np.sqrt(2))(x))
-        return _heads(x, self.num_actions)
+            x = nn.relu(Dense(width, np.sqrt(2), self.portable)(x))
+        return _heads(x, self.num_actions, self.portable)
 
 
 class NatureCNN(nn.Module):
@@ -122,18 +140,19 @@ class NatureCNN(nn.Module):
     num_actions: int
     channels: Sequence[int] = (32, 64, 64)
     hiddens: Sequence[int] = (512,)
+    portable: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return logits [B, num_actions] and values [B] for images [B, stack, H, W] (uint8)."""
         first, second, third = self.channels
-        x = nn.relu(StridedConv(first, kernel_size=8, stride=4)(_nhwc(x), scale=1 / 255))
-        x = nn.relu(StridedConv(second, kernel_size=4, stride=2)(x))
-        x = nn.relu(StridedConv(third, kernel_size=3, stride=1)(x))
+        x = nn.relu(StridedConv(first, 8, 4, self.portable)(_nhwc(x), scale=1 / 255))
+        x = nn.relu(StridedConv(second, 4, 2, self.portable)(x))
+        x = nn.relu(StridedConv(third, 3, 1, self.portable)(x))
         x = x.reshape(x.shape[0], -1)
         for width in self.hiddens:
-            x = nn.relu(_dense(width, np.sqrt(2))(x))
-        return _heads(x, self.num_actions)
+            x = nn.relu(Dense(width, np.sqrt(2), self.portable)(x))
+        return _heads(x, self.num_actions, self.portable)
 
 
 class MLP(nn.Module):
@@ -141,6 +160,7 @@ class MLP(nn.Module):
 
     num_actions: int
     hiddens: Sequence[int] = (64, 64)
+    portable: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -148,10 +168,10 @@ class MLP(nn.Module):
         x = x.reshape(x.shape[0], -1).astype(jnp.float32)
         policy = value = x
         for i, width in enumerate(self.hiddens):
-            policy = nn.tanh(_dense(width, np.sqrt(2), f"actor_{i}")(policy))
-            value = nn.tanh(_dense(width, np.sqrt(2), f"critic_{i}")(value))
-        logits = _dense(self.num_actions, 0.01, "actor")(policy)
-        return logits, _dense(1, 1.0, "critic")(value)[:, 0]
+            policy = nn.tanh(Dense(width, np.sqrt(2), self.portable, name=f"actor_{i}")(policy))
+            value = nn.tanh(Dense(width, np.sqrt(2), self.portable, name=f"critic_{i}")(value))
+        logits = Dense(self.num_actions, 0.01, self.portable, name="actor")(policy)
+        return logits, Dense(1, 1.0, self.portable, name="critic")(value)[:, 0]
 
 
 def default_network(obs_shape: Sequence[int]) -> str:
@@ -176,6 +196,8 @@ def make_network(
     num_actions: int,
     channels: Sequence[int] | None = None,
     hiddens: Sequence[int] | None = None,
+    *,
+    portable: bool,
 ) -> nn.Module:
     """Build a network by its name.
 
@@ -184,6 +206,7 @@ def make_network(
       num_actions: number of discrete actions.
       channels: channels of the convolutional stages; None for those of the paper.
       hiddens: widths of the dense layers; None for those of the paper.
+      portable: compute products with the same bits on every processor; needs a CPU.
 
     Returns:
       A Flax module: observations [B, ...] to (logits [B, num_actions], values [B]).
@@ -191,7 +214,7 @@ def make_network(
     Raises:
       ValueError: for an unknown name, or channels that the network does not have.
     """
-    options = {}
+    options: dict[str, Any] = {"portable": portable}
     if channels is not None and name == "mlp":
         raise ValueError("--channels: the mlp has no convolutions")
     if channels is not None and name == "nature" and len(channels) != 3:

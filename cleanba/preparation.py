@@ -1,5 +1,6 @@
 """Everything that is checked and decided about a run before it begins."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ class CommonArgs(Protocol):
     atari_preprocessing: str
     microbatch_size: int | None
     reduction: str
-    xla_cpu_pool_size: int
+    portable: bool
     compat: tuple[str, ...]
     hardware: Hardware
     run: RunOptions
@@ -241,8 +242,12 @@ def prepare_run(
     if network_name == "auto":
         network_name = default_network(spec.obs_shape)
     check_fits(network_name, spec.obs_shape)
-    network = make_network(network_name, spec.num_actions, args.channels, args.hiddens)
-    placement.start_jax(args.hardware, args.xla_cpu_pool_size)
+    placement.start_jax(args.hardware, args.portable)
+    on_cpu = jax.local_devices()[0].platform == "cpu"
+    args = replace(args, portable=args.portable and on_cpu)
+    network = make_network(
+        network_name, spec.num_actions, args.channels, args.hiddens, portable=args.portable
+    )
     minibatch_size = group_units // gradients
     microbatch_size = choose_microbatch_size(
         args.microbatch_size, minibatch_size, images_per_unit, spec
@@ -253,6 +258,8 @@ def prepare_run(
         "network": network_name,
         "microbatch_size": microbatch_size,
     }
+    if on_cpu and not args.portable:
+        recorded["xla_cpu_pool_size"] = placement.cpu_pool_size(args.hardware, portable=False)
     checkpoint = None
     if resume:
         # The first process checks everything; `train` makes sure that the others found the same.
@@ -298,9 +305,12 @@ def seeds_of_environments(args: CommonArgs, num_envs: int, placed: Placement) ->
 def pinned(hyperparameters: Mapping[str, Any], placed: Placement) -> dict[str, dict[str, Any]]:
     """Return what must be equal in a run and its resumption for the bits to be the same."""
     device = jax.local_devices()[0]
-    is_cpu = device.platform == "cpu"
-    kind = placement.cpu_model() if is_cpu else device.device_kind
-    hardware = {"platform": device.platform, "device_kind": kind}
+    hardware: dict[str, Any] = {"platform": device.platform}
+    if hyperparameters["portable"]:
+        hardware["machine"] = os.uname().machine
+    else:
+        is_cpu = device.platform == "cpu"
+        hardware["device_kind"] = placement.cpu_model() if is_cpu else device.device_kind
     if hyperparameters["reduction"] == "psum" or depends_on_layout(hyperparameters["compat"]):
         hardware["learner_device_ids"] = list(placed.learner_device_ids)
         hardware["num_processes"] = placed.num_processes

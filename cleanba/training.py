@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import msgspec
 import numpy as np
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from cleanba import evaluate
@@ -67,15 +66,9 @@ def stream_key(seed: int, stream: int, group: int = 0) -> jax.Array:
 
 
 def initial_params(setup: Setup) -> Any:
-    """Initialise a network's parameters, the same bits on any number of cores.
-
-    Orthogonal initialisation is a QR factorisation, and LAPACK's result depends on its threads, so
-    it gets one.
-    """
+    """Initialise a network's parameters."""
     obs = np.zeros((1, *setup.spec.obs_shape), setup.spec.obs_dtype)
-    with threadpool_limits(1, user_api="blas"):
-        params = jax.jit(setup.network.init)(stream_key(setup.args.seed, INIT_STREAM), obs)
-        return jax.block_until_ready(params)
+    return jax.jit(setup.network.init)(stream_key(setup.args.seed, INIT_STREAM), obs)
 
 
 def _rebuild(

@@ -121,7 +121,7 @@ def read_checkpoint(folder):
 
 
 def write_model(path: Path, rng):
-    params = make_network("mlp", 2, hiddens=(4,)).init(
+    params = make_network("mlp", 2, hiddens=(4,), portable=True).init(
         jax.random.key(0), np.ones((1, 4), np.float32)
     )
     options = {"network": "mlp", "channels": None, "hiddens": [4], "atari_preprocessing": "gym"}

@@ -19,8 +19,8 @@ class Row(Struct, kw_only=True):
     """Of the final parameters."""
     episodes: int
     verdict: str
-    same: bool | None
-    """Whether the run gave the bits of the reference; None where it is another configuration."""
+    same: bool
+    """Whether the run gave the bits of the reference."""
 
 
 class Part(Struct, kw_only=True):
@@ -63,26 +63,30 @@ def as_json(certificate: Certificate) -> str:
 
 def as_markdown(certificate: Certificate) -> str:
     """Return a certificate as a Markdown page."""
-    counted = [row for row in certificate.rows if row.same is not None]
-    same = sum(row.same for row in counted)
+    same = sum(row.same for row in certificate.rows)
     first = certificate.configurations[0]
     versions = ", ".join(f"{k} {v}" for k, v in first.versions.items())
-    pool = first.hyperparameters.get("xla_cpu_pool_size")
-    pool = f"XLA's CPU pool of {pool} threads; " if certificate.platform == "cpu" else ""
+    if first.hyperparameters.get("portable"):
+        arithmetic = "portable"
+    elif certificate.platform == "cpu":
+        arithmetic = f"XLA's, with {first.hyperparameters.get('xla_cpu_pool_size')} threads"
+    else:
+        arithmetic = "XLA's"
     text = [
         "<!-- made by python -m cleanba.audit.certify -->",
         f"# Certificate: {certificate.name}",
         "",
-        f"**{same} of {len(counted)} runs gave the bits of their reference** "
+        f"**{same} of {len(certificate.rows)} runs gave the bits of their reference** "
         "(fingerprints of the parameters after every update, episodes, policy-lag records, actions).",
         "",
         f"Made {certificate.made} in {certificate.seconds:,.0f} s on {certificate.cores} "
-        f"cores ({first.device_kind}), from revision {first.revision or 'unknown'}. Pinned: "
-        f"{pool}one BLAS thread for initialisation; {versions}.",
+        f"cores ({first.device_kind}), from revision {first.revision or 'unknown'}. Arithmetic: "
+        f"{arithmetic}. Versions: {versions}.",
         "",
         "A layout is named a(actor devices)-l(learner devices)-d(processes)-t(actor threads per actor "
         "device), with -c(cores), -e(EnvPool threads) and -pool(XLA's CPU pool) where these differ from the "
-        "default. Every process of a run is a fresh one.",
+        "default, and with -(processor) where another processor was emulated by QEMU. Every process of a run "
+        "is a fresh one.",
     ]
     for part in certificate.configurations:
         text += ["", f"## {part.configuration}", "", f"`{' '.join(part.command)}`", ""]

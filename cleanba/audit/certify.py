@@ -1,16 +1,18 @@
-"""Certify that layouts do not change results: train one configuration under many, and compare the bits.
+"""Certify that layouts or processors do not change results: train under many, and compare the bits.
 
     make certify
     python -m cleanba.audit.certify --algo impala --env-id Breakout-v5 --updates 20
+    python -m cleanba.audit.certify --processors
 
-Every layout is trained in fresh processes (trials.py). The chains of parameter fingerprints, the episodes,
-the policy-lag records and the recorded actions are compared with those of the first layout
-(comparison.py). The certificate is printed and written as JSON and Markdown (certificate.py). Exit code 0:
-all layouts gave the same bits. 1: at least one did not; the certificate names the first update and the
-first tensor that differ, and by how much.
+A configuration is trained under each setting in fresh processes (trials.py). The chains of parameter
+fingerprints, the episodes, the policy-lag records and the recorded actions are compared with those of the
+first setting (comparison.py). The certificate is printed and written as JSON and Markdown (certificate.py).
+Exit code 0: all settings gave the same bits. 1: at least one did not; the certificate names the first update
+and the first tensor that differ, and by how much.
 """
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +27,18 @@ from cleanba.audit import certificate
 from cleanba.audit.certificate import Certificate, Part, Row
 from cleanba.audit.comparison import describe_tensors, fingerprints, first_difference
 from cleanba.audit.matrix import (
+    FULL,
     NUM_ENV_GROUPS,
+    PROCESSORS,
+    QUICK,
+    QUICK_PROCESSORS,
     Configuration,
     Setting,
     choose_settings,
     configurations,
 )
 from cleanba.audit.trials import Program, Trial, run_trials
-from cleanba.environments import check_env_id
+from cleanba.environments import check_env_id, is_atari
 from cleanba.record import RecordError
 from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, run_command_line
@@ -41,7 +47,9 @@ from cleanba.run.flags import flags
 NUM_MINIBATCHES = 2
 PARAMETERS = "['params']"  # begins the name of each parameter in a checkpoint
 # Small enough that a run of 20 updates takes seconds.
-SMALL_NATURE_CNN = {"network": "nature", "channels": (8, 16, 16), "hiddens": (64,)}
+SMALL_NATURE_CNN = {"channels": (8, 16, 16), "hiddens": (64,)}
+# An emulated processor trains a network of the paper for two updates in minutes.
+EMULATED_STEPS, EMULATED_UPDATES = 2, 2
 
 
 @dataclass(frozen=True)
@@ -54,25 +62,30 @@ class Args:
     """Architectures: synchronous, Cleanba."""
     env_id: tuple[str, ...] = ("CartPole-v1", "Breakout-v5")
     """EnvPool environments."""
-    updates: Count = 20
-    """Updates of each run; a fingerprint is taken after each."""
+    updates: Count | None = None
+    """Updates of each run, each with a fingerprint. 20 by default, 2 of images with --processors."""
     num_envs: Count = 8
     """Environments, in 4 groups."""
-    num_steps: Count = 16
-    """Steps of each environment in a rollout."""
+    num_steps: Count | None = None
+    """Steps of each environment in a rollout. 16 by default, 2 of images with --processors."""
     seed: int = 1
     """Seed of the runs."""
-    network: str | None = None
-    """Network; by default an MLP for vectors, and a small Nature CNN for images."""
+    network: tuple[Literal["mlp", "nature", "resnet"], ...] = ()
+    """Networks. By default an MLP for vectors, and for images a small Nature CNN; with --processors, the
+    networks of the paper."""
     reduction: Literal["groups", "psum"] = "groups"
     """How gradients are added. With psum the bits depend on the number of learner devices, so that the
     certificate fails."""
     platform: Literal["cpu", "gpu", "tpu"] = "cpu"
     """Kind of device. On an accelerator only the layouts that its devices allow are run."""
+    processors: bool = False
+    """Compare processors instead of layouts: this one, and those that qemu-x86_64 emulates."""
+    portable: bool = True
+    """Train with portable arithmetic. Without it processors differ, so that the certificate fails."""
     quick: bool = False
-    """Fewer layouts, and each algorithm in its usual architecture only."""
+    """Fewer layouts or processors, and each algorithm in its usual architecture only."""
     layouts: tuple[str, ...] = ()
-    """Names of the layouts to run, beside the first; by default all."""
+    """Names of the layouts (or processors) to run, beside the first; by default all."""
     jobs: Count | None = None
     """Processes at a time; by default the number of cores."""
     name: str | None = None
@@ -101,14 +114,22 @@ def check(args: Args) -> None:
     for algo in args.algo:
         if not (Path(args.trainers) / f"cleanba_{algo}.py").is_file():
             raise BadInput(f"--trainers {args.trainers}: no cleanba_{algo}.py there")
+    if args.processors and args.platform != "cpu":
+        raise BadInput(f"--processors: on a CPU, not on --platform {args.platform}")
+    if args.processors and (os.uname().machine != "x86_64" or not shutil.which("qemu-x86_64")):
+        raise BadInput(
+            "--processors: needs an x86-64 machine with qemu-x86_64 (Debian: apt install qemu-user)"
+        )
 
 
 def default_name(args: Args) -> str:
     """Name a certificate after the arguments that differ from their defaults."""
     if args == Args(out=args.out, jobs=args.jobs):
         return "default"
-    parts = ["quick"] if args.quick else []
-    for field in ("algo", "architecture", "env_id"):
+    parts = ["processors"] if args.processors else []
+    parts += ["quick"] if args.quick else []
+    parts += [] if args.portable else ["no-portable"]
+    for field in ("algo", "architecture", "env_id", "network"):
         if getattr(args, field) != getattr(Args(), field):
             parts += getattr(args, field)
     if args.reduction != "groups":
@@ -118,22 +139,43 @@ def default_name(args: Args) -> str:
     return "-".join(parts).lower() or "custom"
 
 
+def tasks(args: Args) -> list[tuple[str, str]]:
+    """Return the pairs of environment and network to certify.
+
+    Raises:
+      BadInput: if no network fits.
+    """
+    images = ("nature", "resnet") if args.processors else ("nature",)
+    fitting = []
+    for env_id in args.env_id:
+        fit = images if is_atari(env_id) else ("mlp",)
+        chosen = args.network or fit
+        fitting += [(env_id, name) for name in chosen if (name == "mlp") != is_atari(env_id)]
+    if not fitting:
+        raise BadInput(f"--network {' '.join(args.network)}: does not fit {' '.join(args.env_id)}")
+    return fitting
+
+
 def training_options(args: Args, configuration: Configuration) -> dict[str, Any]:
     """Return the trainer's options for a configuration, the same under every setting."""
-    network: dict[str, Any] = {"network": args.network}
-    if args.network is None and configuration.env_id.endswith("-v5"):
-        network = SMALL_NATURE_CNN
+    images = configuration.network != "mlp"
+    emulated = args.processors and images
+    small = images and not args.network and not args.processors
+    updates = args.updates or (EMULATED_UPDATES if emulated else 20)
+    num_steps = args.num_steps or (EMULATED_STEPS if emulated else 16)
     return {
         "env_id": configuration.env_id,
-        "total_timesteps": args.updates * args.num_envs * args.num_steps,
+        "total_timesteps": updates * args.num_envs * num_steps,
         "num_envs": args.num_envs,
         "num_env_groups": NUM_ENV_GROUPS,
-        "num_steps": args.num_steps,
+        "num_steps": num_steps,
         "num_minibatches": NUM_MINIBATCHES,
         "seed": args.seed,
         "reduction": args.reduction,
+        "portable": args.portable,
         "concurrency": configuration.architecture == "cleanba",
-        **network,
+        "network": configuration.network,
+        **(SMALL_NATURE_CNN if small else {}),
         "platform": args.platform,
         "fingerprint_every": 1,
         "progress": False,
@@ -178,13 +220,13 @@ def certify(args: Args, configuration: Configuration, settings: Sequence[Setting
         device_kind=info.hardware.get("device_kind") if info else None,
         revision=info.revision if info else None,
         layouts=rows,
-        same=all(row.same is not False for row in rows),
+        same=all(row.same for row in rows),
     )
 
 
 def judge(
     program: Program, reference: Trial, trial: Trial, folder: Path, jobs: int
-) -> tuple[str, bool | None]:
+) -> tuple[str, bool]:
     """Compare a trial with the reference.
 
     Args:
@@ -195,8 +237,7 @@ def judge(
       jobs: processes at a time.
 
     Returns:
-      The verdict in words, and whether the bits are the same; None where the setting is another
-      configuration.
+      The verdict in words, and whether the bits are the same.
     """
     if trial.error:
         return f"failed: {trial.error}", False
@@ -205,9 +246,6 @@ def judge(
     if trial is reference:
         return "reference", True
     difference = first_difference(reference.run, trial.run)
-    if pool := trial.setting.xla_cpu_pool_size:
-        found = "other bits" if difference else "the same bits here"
-        return f"another configuration (XLA pool of {pool}): {found}", None
     if difference is None:
         return "same bits", True
     if difference.update is None:
@@ -255,15 +293,22 @@ def _parameters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def main(args: Args) -> None:
     """Certify all configurations, print the verdicts, and write the certificate."""
     check(args)
-    todo = configurations(args.algo, args.architecture, args.env_id, args.quick)
-    settings = choose_settings(args.layouts, args.quick, args.platform, args.reduction)
+    todo = configurations(args.algo, args.architecture, tasks(args), args.quick)
+    if args.processors:
+        candidates = QUICK_PROCESSORS if args.quick else PROCESSORS
+    else:
+        candidates = QUICK if args.quick else FULL
+    settings = choose_settings(
+        candidates, args.layouts, args.platform, args.reduction, args.portable
+    )
     try:
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {args.out}: {error.strerror}") from None
     start = time.perf_counter()
     parts = []
-    print(f"{len(todo)} configurations x {len(settings)} layouts")
+    what = "processor" if args.processors else "layout"
+    print(f"{len(todo)} configurations x {len(settings)} {what}s")
     for configuration in todo:
         print(f"\n{configuration.name}", flush=True)
         part = certify(args, configuration, settings)
@@ -286,10 +331,10 @@ def main(args: Args) -> None:
     certificate.write(made, Path(args.out))
     print(f"\nwritten: {Path(args.out) / made.name}.md and .json ({made.seconds:,.0f} s)")
     if not made.same:
-        different = sum(row.same is False for row in made.rows)
+        different = sum(not row.same for row in made.rows)
         print(f"{different} runs did NOT give the bits of their reference")
         raise SystemExit(1)
-    print("every layout gave the same bits")
+    print(f"every {what} gave the same bits")
 
 
 if __name__ == "__main__":

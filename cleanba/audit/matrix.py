@@ -15,7 +15,7 @@ NUM_ENV_GROUPS = 4  # of every certified run, so that up to 4 threads or devices
 
 @dataclass(frozen=True)
 class Setting:
-    """One hardware setting: a layout, and the resources beside it."""
+    """One hardware setting: a layout, the resources beside it, and the processor."""
 
     layout: Layout
     """Devices, processes and actor threads."""
@@ -24,12 +24,19 @@ class Setting:
     envpool_threads: int | None = None
     """EnvPool threads of each group; None for the trainer's default."""
     xla_cpu_pool_size: int | None = None
-    """Threads of XLA's CPU pool, a hyperparameter: a setting that has it is another configuration."""
+    """Threads of XLA's CPU pool; None for the trainer's default."""
+    processor: str | None = None
+    """Processor to emulate, a name of `qemu-x86_64 -cpu help`; None for the machine's own."""
 
     @property
     def name(self) -> str:
-        """The layout's name, with -c(cores), -e(EnvPool threads) and -pool(XLA's pool) if given."""
-        suffixes = {"c": self.cores, "e": self.envpool_threads, "pool": self.xla_cpu_pool_size}
+        """The layout's name, with -c(cores), -e(EnvPool threads), -pool(XLA's pool) and -(processor)."""
+        suffixes = {
+            "c": self.cores,
+            "e": self.envpool_threads,
+            "pool": self.xla_cpu_pool_size,
+            "": self.processor,
+        }
         given = [f"-{letters}{value}" for letters, value in suffixes.items() if value]
         return self.layout.name + "".join(given)
 
@@ -51,7 +58,7 @@ class Setting:
         }
 
 
-def _setting(layout: str, **resources: int) -> Setting:
+def _setting(layout: str, **resources: int | str) -> Setting:
     return Setting(Layout.parse(layout), **resources)
 
 
@@ -78,7 +85,16 @@ FULL = (
     _setting("a0-l0-d1-t2", envpool_threads=2),
     _setting("a0-l0-d2-t1"),
     _setting("a0-l0,1-d2-t2"),
-    _setting("a0-l0-d1-t1", xla_cpu_pool_size=2),
+    _setting("a0-l0-d1-t1", xla_cpu_pool_size=1),
+    _setting("a0-l0-d1-t2", xla_cpu_pool_size=16),
+)
+# The machine's own processor first. The others differ in vendor, instructions and sizes of caches.
+QUICK_PROCESSORS = tuple(
+    _setting("a0-l0-d1-t1", processor=name) for name in (None, "Haswell", "EPYC")
+)
+PROCESSORS = tuple(
+    _setting("a0-l0-d1-t1", processor=name)
+    for name in (None, "Haswell", "Broadwell", "EPYC", "EPYC-Rome", "EPYC-Milan")
 )
 
 
@@ -88,25 +104,36 @@ class Configuration(NamedTuple):
     algo: str
     architecture: str
     env_id: str
+    network: str
 
     @property
     def name(self) -> str:
-        """Name for tables: `ppo sync Breakout-v5`."""
-        return f"{self.algo} {self.architecture} {self.env_id}"
+        """Name for tables: `ppo sync Breakout-v5 nature`."""
+        return " ".join(self)
 
 
 def configurations(
-    algos: Sequence[str], architectures: Sequence[str], env_ids: Sequence[str], quick: bool
+    algos: Sequence[str],
+    architectures: Sequence[str],
+    tasks: Sequence[tuple[str, str]],
+    quick: bool,
 ) -> list[Configuration]:
     """Return all combinations; with `quick`, each algorithm in its usual architecture only.
+
+    Args:
+      algos: algorithms.
+      architectures: architectures.
+      tasks: environment and network of each.
+      quick: leave out the unusual architectures.
 
     Raises:
       BadInput: if none remains.
     """
     usual = {"ppo": "sync", "impala": "cleanba"}
-    combinations = itertools.starmap(
-        Configuration, itertools.product(algos, architectures, env_ids)
-    )
+    combinations = [
+        Configuration(algo, architecture, *task)
+        for algo, architecture, task in itertools.product(algos, architectures, tasks)
+    ]
     chosen = [x for x in combinations if not quick or usual[x.algo] == x.architecture]
     if not chosen:
         raise BadInput(
@@ -116,21 +143,26 @@ def configurations(
 
 
 def choose_settings(
-    names: Sequence[str], quick: bool, platform: str, reduction: str
+    candidates: Sequence[Setting],
+    names: Sequence[str],
+    platform: str,
+    reduction: str,
+    portable: bool,
 ) -> list[Setting]:
     """Return the settings to run, the reference first.
 
     Args:
+      candidates: settings to choose from, the reference first.
       names: names of the settings to run beside the reference; all if empty.
-      quick: choose from the few settings of a quick certificate.
       platform: kind of device. On an accelerator, settings that need more devices than there are, several
         processes or another CPU pool are left out.
       reduction: psum leaves out the settings whose learner devices do not divide the groups evenly.
+      portable: otherwise the CPU pool is part of the arithmetic, and settings with another are left out.
 
     Raises:
       BadInput: if a name is unknown.
     """
-    settings = list(QUICK if quick else FULL)
+    settings = [x for x in candidates if portable or not x.xla_cpu_pool_size]
     if platform != "cpu":
         count = _count_devices(platform)
         settings = [

@@ -15,7 +15,9 @@ from cleanba.audit.matrix import Setting
 from cleanba.record import Run, find_runs, read_run
 from cleanba.run.flags import flags
 
-SECONDS_PER_TRIAL = 900  # after which a run counts as hanging and is killed
+# after which a run counts as hanging and is killed
+SECONDS_PER_TRIAL = 900
+SECONDS_PER_EMULATED_TRIAL = 3600
 
 
 class Program(NamedTuple):
@@ -28,7 +30,8 @@ class Program(NamedTuple):
         """Return the command line that trains under a setting and records into a folder."""
         place = {"runs_dir": str(runs_dir), "study": "certify"}
         options = {**self.options, **setting.options(), **place}
-        return [sys.executable, str(self.script), *flags(options)]
+        emulator = ["qemu-x86_64", "-cpu", setting.processor] if setting.processor else []
+        return [*emulator, sys.executable, str(self.script), *flags(options)]
 
 
 class Trial(NamedTuple):
@@ -53,7 +56,8 @@ def run_trial(program: Program, setting: Setting, runs_dir: Path) -> Trial:
     )
     for process in processes:
         os.sched_setaffinity(process.pid, cores)  # before it starts threads, which inherit it
-    timer = threading.Timer(SECONDS_PER_TRIAL, lambda: [p.kill() for p in processes])
+    limit = SECONDS_PER_EMULATED_TRIAL if setting.processor else SECONDS_PER_TRIAL
+    timer = threading.Timer(limit, lambda: [p.kill() for p in processes])
     timer.start()
     messages = [process.communicate()[1] for process in processes]
     timer.cancel()

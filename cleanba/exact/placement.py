@@ -1,13 +1,14 @@
 """Where environment groups are computed: actor threads, actor devices, learner devices, processes.
 
 Everything here is a hardware setting. It may change how fast a run is, never what it computes. The one
-exception is `xla_cpu_pool_size`, a hyperparameter that has to be set before jax starts.
+exception is the hyperparameter `portable`, which has to be set before jax starts.
 """
 
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from cleanba.record.layout import Layout
@@ -17,6 +18,13 @@ Item = TypeVar("Item")
 
 # Some sums of a GPU have no fixed order, and autotuning chooses kernels by measured time.
 GPU_FLAGS = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+
+# XLA compiles for one instruction set on every processor, with approximations that all of them have alike.
+PORTABLE_FLAGS = "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false"
+PORTABLE_FEATURES = {"avx2", "fma"}  # that an x86-64 processor needs for it
+
+# XLA's thread pool without --portable, where it is part of the arithmetic, and the cores cannot decide it.
+FIXED_POOL_SIZE = 8
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -42,6 +50,9 @@ class Hardware:
     """Number of virtual CPU devices; by default as many as the layout names."""
     envpool_threads: Count | None = None
     """Threads that step a group's environments; by default one per core, at most one per environment."""
+    xla_cpu_pool_size: Count | None = None
+    """Threads of XLA's pool on a CPU; by default one per core. With --no-portable they are part of the
+    arithmetic: recorded among the hyperparameters, 8 by default."""
 
 
 class ActorPlacement(NamedTuple):
@@ -206,26 +217,34 @@ def local_gpus(count: int, variables: Mapping[str, str]) -> list[int]:
     return list(range(first, first + count))
 
 
-def configure_process(hardware: Hardware, xla_cpu_pool_size: int) -> None:
+def cpu_pool_size(hardware: Hardware, portable: bool) -> int:
+    """Return the threads of XLA's pool on a CPU."""
+    default = len(os.sched_getaffinity(0)) if portable else FIXED_POOL_SIZE
+    return hardware.xla_cpu_pool_size or default
+
+
+def configure_process(hardware: Hardware, portable: bool) -> None:
     """Set all process-wide state that jax and the C library read, before jax touches a device.
 
     - the C library's allocator (`_keep_freed_memory`): speed only;
-    - `NPROC`: the size of XLA's CPU thread pool, read when the CPU client starts. Convolutions and matrix
-      products are split by it, so it is part of the arithmetic (docs/guarantee.md);
-    - `XLA_FLAGS`: deterministic sums on a GPU (`GPU_FLAGS`), unless the platform is the CPU;
+    - `NPROC`: the size of XLA's CPU thread pool, read when the CPU client starts;
+    - `XLA_FLAGS`: one instruction set on a CPU (`PORTABLE_FLAGS`), if `portable`; deterministic sums on a GPU
+      (`GPU_FLAGS`), unless the platform is the CPU;
     - jax's options: the number of virtual CPU devices, the platform, and the library for
       communication between processes.
 
     Args:
       hardware: platform, devices and processes.
-      xla_cpu_pool_size: size of XLA's CPU thread pool.
+      portable: compute the same bits on every processor.
     """
     import jax
 
     _keep_freed_memory()
-    os.environ["NPROC"] = str(xla_cpu_pool_size)
-    if hardware.platform != "cpu":
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}".strip()
+    os.environ["NPROC"] = str(cpu_pool_size(hardware, portable))
+    flags = [os.environ.get("XLA_FLAGS", "")]
+    flags += [PORTABLE_FLAGS] if portable else []
+    flags += [GPU_FLAGS] if hardware.platform != "cpu" else []
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     host_devices = hardware.xla_host_devices or _devices_named(hardware)
     jax.config.update("jax_num_cpu_devices", host_devices)
     if hardware.platform != "auto":
@@ -237,19 +256,20 @@ def configure_process(hardware: Hardware, xla_cpu_pool_size: int) -> None:
         jax.config.update("jax_enable_preemption_service", False)
 
 
-def start_jax(hardware: Hardware, xla_cpu_pool_size: int) -> None:
+def start_jax(hardware: Hardware, portable: bool) -> None:
     """Configure this process, start jax, and check that the devices of a hardware setting exist.
 
     Args:
       hardware: platform, devices and processes.
-      xla_cpu_pool_size: size of XLA's CPU thread pool.
+      portable: compute the same bits on every processor, if the platform is the CPU.
 
     Raises:
-      ValueError: with one line, if a device does not exist or the pool is too small.
+      ValueError: with one line, if a device does not exist, the pool is too small, or the processor or the
+        machine lacks what `portable` needs.
     """
     import jax
 
-    configure_process(hardware, xla_cpu_pool_size)
+    configure_process(hardware, portable)
     needed = _devices_named(hardware)
     if hardware.distributed:
         jax.distributed.initialize(
@@ -267,12 +287,38 @@ def start_jax(hardware: Hardware, xla_cpu_pool_size: int) -> None:
             f"device {needed - 1} is not there: this process has {len(devices)} "
             f"{devices[0].platform} device(s), ids 0 to {len(devices) - 1}"
         )
-    if devices[0].platform == "cpu" and len(devices) > xla_cpu_pool_size:
+    if devices[0].platform != "cpu":
+        return
+    pool_size = cpu_pool_size(hardware, portable)
+    if not portable and len(devices) > pool_size:
         # XLA's pool would have one thread per device, and the layout would change the arithmetic.
         raise ValueError(
-            f"--xla-cpu-pool-size {xla_cpu_pool_size}: must be at least the number of devices on "
-            f"the CPU, {len(devices)}"
+            f"--xla-cpu-pool-size {pool_size}: must be at least the number of devices on the CPU, "
+            f"{len(devices)}"
         )
+    if portable:
+        from cleanba.exact import kernels
+
+        check_instruction_set()
+        kernels.load()
+
+
+def check_instruction_set() -> None:
+    """Refuse an x86-64 processor without the instructions that `PORTABLE_FLAGS` names.
+
+    Raises:
+      ValueError: with one line.
+    """
+    missing = PORTABLE_FEATURES - _cpu_features() if os.uname().machine == "x86_64" else ()
+    if missing:
+        raise ValueError(
+            f"--portable: this processor lacks {' and '.join(sorted(missing))}; give --no-portable"
+        )
+
+
+def _cpu_features() -> set[str]:
+    """Return the features of the processor, or those that are needed where the system does not list them."""
+    return set(_cpu_info("flags").split()) or PORTABLE_FEATURES
 
 
 def _on_loopback(variables: Mapping[str, str]) -> dict[str, str]:
@@ -313,6 +359,7 @@ def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
     return {
         "platform": devices[0].platform,
         "device_kind": cpu_model() if devices[0].platform == "cpu" else devices[0].device_kind,
+        "machine": os.uname().machine,
         "num_actor_threads": hardware.num_actor_threads,
         "actor_device_ids": list(hardware.actor_device_ids),
         "learner_device_ids": list(hardware.learner_device_ids),
@@ -320,16 +367,20 @@ def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
         "host_devices": len(devices),
         "cpu_affinity": sorted(os.sched_getaffinity(0)),
         "envpool_threads": hardware.envpool_threads,
+        "xla_cpu_pool_size": int(os.environ["NPROC"]) if devices[0].platform == "cpu" else None,
     }
 
 
 def cpu_model() -> str:
     """Return the name of the processor, or 'cpu' where the system does not provide it."""
+    return _cpu_info("model name") or "cpu"
+
+
+def _cpu_info(name: str) -> str:
+    """Return a line of /proc/cpuinfo, or "" if it is not there."""
     try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return "cpu"
+        return ""
+    found = [line for line in lines if line.startswith(name)]
+    return found[0].split(":", 1)[1].strip() if found else ""

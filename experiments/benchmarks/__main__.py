@@ -21,7 +21,7 @@ from cleanba.run.command_line import BadInput, run_command_line
 from experiments.benchmarks.analysis import Bootstrap, Curves, Reading
 from experiments.benchmarks.baselines import Baselines
 from experiments.benchmarks.case import Benchmark, Case, Result, header, row
-from experiments.benchmarks.exactness import Actions, Reductions
+from experiments.benchmarks.exactness import Actions, Portability, Reductions
 from experiments.benchmarks.hts import Hts
 from experiments.benchmarks.report import Report
 from experiments.benchmarks.speed import cores
@@ -38,6 +38,7 @@ class Args:
     json: str | None = None
     """File to write the results to, after every case."""
     trainers: Trainers = field(default_factory=Trainers)
+    portability: Portability = field(default_factory=Portability)
     reductions: Reductions = field(default_factory=Reductions)
     actions: Actions = field(default_factory=Actions)
     baselines: Baselines = field(default_factory=Baselines)

@@ -10,7 +10,6 @@ a trainer that overlaps them can exceed it. The optimizer's step and the Python 
 parts, so they lower the ratio of a trainer to the ceiling.
 """
 
-import itertools
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cleanba.run.arguments import Count, Positive
+from cleanba.run.arguments import Positive
 from cleanba.run.flags import flags
 from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
@@ -103,12 +102,11 @@ def _gradient_call(
     return lambda: jax.block_until_ready(gradient(params, *inputs)), images, per_step
 
 
-def measure_parts(workload: Workload, pool_size: int, seconds: float) -> dict[str, float]:
+def measure_parts(workload: Workload, seconds: float) -> dict[str, float]:
     """Time the parts of a trainer, each alone, in this process.
 
     Args:
       workload: environment and shapes.
-      pool_size: threads of XLA's CPU pool, which this process may not have started yet.
       seconds: to time each part for.
 
     Returns:
@@ -125,8 +123,8 @@ def measure_parts(workload: Workload, pool_size: int, seconds: float) -> dict[st
 
     trainer = importlib.import_module(f"cleanba.cleanba_{workload.algorithm}")
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_cpu_pool_size": pool_size, "runs_dir": folder}
-        setup = trainer.prepare(parse(trainer.Args, flags(workload.options() | options), ""))
+        options = workload.options() | {"runs_dir": folder}
+        setup = trainer.prepare(parse(trainer.Args, flags(options), ""))
     device = jax.local_devices()[0]
     params = jax.device_put(training.initial_params(setup), device)
     rng = np.random.default_rng(0)
@@ -166,15 +164,15 @@ def trainer_speed(workload: Workload, options: dict[str, Any], folder: Path) -> 
     return speed.steps_per_second(run.updates()[WARM_UP_UPDATES - 1 :])
 
 
-def measure(workload: Workload, pool_size: int, seconds: float) -> Values:
+def measure(workload: Workload, seconds: float) -> Values:
     """Measure one case: the parts, the trainer in both architectures, and the parts again."""
-    before = speed.in_fresh_process(measure_parts, workload, pool_size, seconds)
+    before = speed.in_fresh_process(measure_parts, workload, seconds)
     speeds = {}
     for name, concurrency in (("cleanba", True), ("synchronous", False)):
-        options = {"concurrency": concurrency, "xla_cpu_pool_size": pool_size}
         with tempfile.TemporaryDirectory() as folder:
+            options = {"concurrency": concurrency}
             speeds[name] = trainer_speed(workload, options, Path(folder))
-    after = speed.in_fresh_process(measure_parts, workload, pool_size, seconds)
+    after = speed.in_fresh_process(measure_parts, workload, seconds)
     parts = {name: (before[name] + after[name]) / 2 for name in before}
     ceiling = speed.ceiling(parts)
     return {
@@ -190,9 +188,6 @@ def measure(workload: Workload, pool_size: int, seconds: float) -> Values:
 class Trainers:
     """The Cleanba trainers against the ceilings of the machine."""
 
-    pool_sizes: tuple[Count, ...] = (8, 2)
-    """Sizes of XLA's CPU thread pool, a hyperparameter: the default, and a faster one on a machine of 2
-    cores."""
     seconds: Positive = 3.0
     """Seconds that each part is timed for."""
 
@@ -213,8 +208,7 @@ class Trainers:
         return f"Steps per second; ratios to the ceiling. {Workload.__doc__}"
 
     def cases(self) -> list[Case]:
-        """Return a case for each workload and pool size."""
+        """Return a case for each workload."""
         return [
-            Case(f"{workload.name}-pool{size}", partial(measure, workload, size, self.seconds))
-            for workload, size in itertools.product(WORKLOADS, self.pool_sizes)
+            Case(workload.name, partial(measure, workload, self.seconds)) for workload in WORKLOADS
         ]

@@ -27,7 +27,7 @@ ARGS = cleanrl.Args(num_envs=B, num_steps=T, total_timesteps=10 * T * B, num_min
 
 @pytest.fixture(scope="module")
 def network():
-    return make_network("mlp", A)
+    return make_network("mlp", A, portable=True)
 
 
 @pytest.fixture(scope="module")

@@ -570,7 +570,7 @@ def test_gradients_agree_with_the_jax_impala(name):
         versions=np.ones(steps + 1, np.int64),
     )
     args = options.Args()
-    network = networks.make_network(name, actions)
+    network = networks.make_network(name, actions, portable=True)
     params = jax.jit(network.init)(jax.random.key(0), obs[0])
     torch_network = make_network(name, obs_shape, actions)
     copy_from_flax(params, torch_network)

@@ -27,7 +27,7 @@ def make_obs(obs_shape, rng, *shape):
 
 
 def make_twins(name, obs_shape, rng):
-    flax_network = networks.make_network(name, ACTIONS)
+    flax_network = networks.make_network(name, ACTIONS, portable=True)
     params = jax.jit(flax_network.init)(jax.random.key(0), make_obs(obs_shape, rng, 1))
     # biases and heads away from zero, so that a lost one is seen
     leaves, tree = jax.tree.flatten(params)

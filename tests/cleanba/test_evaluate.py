@@ -45,7 +45,9 @@ def played(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(evaluate, "make_envs", make_envs)
-    params = make_network("mlp", 2).init(jax.random.key(0), np.ones((1, 4), np.float32))
+    params = make_network("mlp", 2, portable=True).init(
+        jax.random.key(0), np.ones((1, 4), np.float32)
+    )
     options = {"network": "mlp", "channels": None, "hiddens": None, "atari_preprocessing": "gym"}
     returns = evaluate.evaluate(evaluate.Model("CartPole-v1", 7, options, params), EPISODES)
     return returns, made[-1]

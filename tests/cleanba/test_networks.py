@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cleanba.exact.convolutions import max_pool_3x3_stride_2
-from cleanba.networks import Conv, StridedConv, check_fits, default_network, make_network
+from cleanba.exact.layers import max_pool_3x3_stride_2
+from cleanba.networks import Conv, Dense, StridedConv, check_fits, default_network, make_network
 
 
 def images(*shape):
@@ -15,9 +15,9 @@ def images(*shape):
 
 
 def check_same_layer(ours, theirs, x):
-    """Outputs and gradients are those of a Flax layer with the same parameters."""
+    """Initial values, outputs and gradients are those of a Flax layer."""
     params, expected = (jax.jit(layer.init)(jax.random.key(1), x) for layer in (ours, theirs))
-    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), params, expected)
     params["params"]["bias"] = images(ours.features)
 
     def evaluate(layer):
@@ -34,23 +34,35 @@ def check_same_layer(ours, theirs, x):
     )
 
 
+@pytest.mark.parametrize("portable", [True, False])
 @pytest.mark.parametrize(
     ("size", "channels", "kernel", "stride"), [(84, 4, 8, 4), (20, 32, 4, 2), (9, 64, 3, 1)]
 )
-def test_strided_conv_is_flax_conv_with_the_same_parameters(size, channels, kernel, stride):
+def test_strided_conv_is_flax_conv_with_the_same_parameters(
+    size, channels, kernel, stride, portable
+):
     x = images(2, size, size, channels)
     start = nn.initializers.orthogonal(np.sqrt(2))
     theirs = nn.Conv(16, (kernel, kernel), (stride, stride), padding="VALID", kernel_init=start)
-    check_same_layer(StridedConv(16, kernel, stride), theirs, x)
+    check_same_layer(StridedConv(16, kernel, stride, portable), theirs, x)
 
 
+@pytest.mark.parametrize("portable", [True, False])
 @pytest.mark.parametrize(
     ("height", "width", "channels"),
     [(10, 10, 16), (7, 11, 3), (1, 1, 8)],
 )
-def test_3x3_conv_is_flax_conv_with_the_same_parameters(height, width, channels):
+def test_3x3_conv_is_flax_conv_with_the_same_parameters(height, width, channels, portable):
     x = images(2, height, width, channels)
-    check_same_layer(Conv(16), nn.Conv(16, (3, 3)), x)
+    check_same_layer(Conv(16, portable), nn.Conv(16, (3, 3)), x)
+
+
+@pytest.mark.parametrize("portable", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 64), (3136, 64), (64, 18), (7, 1)])
+def test_a_dense_layer_is_flax_dense_with_the_same_parameters(rows, columns, portable):
+    start = nn.initializers.orthogonal(np.sqrt(2))
+    theirs = nn.Dense(columns, kernel_init=start)
+    check_same_layer(Dense(columns, np.sqrt(2), portable), theirs, images(5, rows))
 
 
 @pytest.mark.parametrize("size", [42, 21, 5])
@@ -90,7 +102,7 @@ MLP = 2 * ((4 * 64 + 64) + (64 * 64 + 64)) + (64 * 18 + 18) + 65
 def test_networks_have_the_shapes_of_the_papers(name, shape, count):
     dtype = np.float32 if name == "mlp" else np.uint8
     obs = np.random.default_rng(0).integers(0, 255, (3, *shape)).astype(dtype)
-    network = make_network(name, 18)
+    network = make_network(name, 18, portable=True)
     params = jax.jit(network.init)(jax.random.key(0), obs)
     assert sum(x.size for x in jax.tree.leaves(params)) == count
     logits, values = jax.jit(network.apply)(params, obs)
@@ -117,7 +129,7 @@ def test_the_default_network_follows_the_observation():
 )
 def test_options_that_a_network_lacks_are_refused(name, options):
     with pytest.raises(ValueError, match="--"):
-        make_network(name, 3, **options)
+        make_network(name, 3, portable=True, **options)
 
 
 def test_a_network_for_images_is_refused_for_vectors():

@@ -123,7 +123,6 @@ def test_an_earlier_result_is_kept_until_there_is_a_new_one(tmp_path):
         (("pacman",), "pacman: no such benchmark; choose from trainers, "),
         (("trainers/pacman*",), "no such benchmark"),
         (("hts", "--json", "/dev/null/x.json"), "--json /dev/null/x.json: "),
-        (("--trainers.pool-sizes", "0"), "--trainers.pool-sizes"),
         (("--baselines.seconds", "0"), "--baselines.seconds"),
         (("--actions.repetitions", "0"), "--actions.repetitions"),
         (("--hts.delays", "0"), "--hts.delays"),
@@ -166,7 +165,7 @@ def check(benchmark, values):
 
 @pytest.mark.soak
 def test_trainers_are_measured_against_the_ceilings():
-    values = trainers.measure(CARTPOLE, 2, 0.2)
+    values = trainers.measure(CARTPOLE, 0.2)
     check(trainers.Trainers(), values)
     assert values["gradients_per_step"] == 21 / 20
     assert values["ceiling"] == pytest.approx(speed.ceiling(values))
@@ -177,7 +176,7 @@ def test_trainers_are_measured_against_the_ceilings():
 @pytest.mark.slow
 def test_the_parts_of_ppo_are_measured():
     workload = CARTPOLE._replace(algorithm="ppo", num_groups=2)
-    parts = speed.in_fresh_process(trainers.measure_parts, workload, 2, 0.1)
+    parts = speed.in_fresh_process(trainers.measure_parts, workload, 0.1)
     assert min(parts.values()) > 0
     assert parts["gradients_per_step"] == 4  # epochs
 
@@ -189,6 +188,21 @@ def test_the_cost_of_recording_and_replaying_actions_is_measured():
     check(exactness.Actions(), values)
     assert values["bytes_per_step"] > 0
     assert values["replay_over_envpool"] == pytest.approx(values["replay"] / values["envpool"])
+
+
+def test_portable_arithmetic_is_compared_with_xlas_on_as_many_threads(monkeypatch):
+    runs = []
+
+    def trainer_speed(workload, options, folder):
+        runs.append((options["portable"], options["xla_cpu_pool_size"]))
+        return {True: 100.0, False: 80.0}[options["portable"]] * len(runs)
+
+    monkeypatch.setattr(exactness, "trainer_speed", trainer_speed)
+    values = exactness.measure_portability(exactness.WORKLOADS[0])
+    check(exactness.Portability(), values)
+    assert runs == [(portable, speed.cores()) for portable in (True, False, False, True)]
+    assert (values["portable"], values["not_portable"]) == (250, 200)
+    assert values["ratio"] == pytest.approx(1.25)
 
 
 def test_reductions_are_compared_on_one_device_and_on_two(monkeypatch):

@@ -59,7 +59,7 @@ def split(rollout, groups):
 
 @pytest.fixture(scope="module")
 def network():
-    return make_network("mlp", ACTIONS, hiddens=(16,))
+    return make_network("mlp", ACTIONS, hiddens=(16,), portable=True)
 
 
 @pytest.fixture(scope="module")

@@ -73,14 +73,20 @@ import os
 os.environ["XLA_FLAGS"] = "--xla_dump_to=/nowhere"
 import jax
 
-from cleanba.exact.placement import GPU_FLAGS, Hardware, configure_process
+from cleanba.exact.placement import GPU_FLAGS, PORTABLE_FLAGS, Hardware, configure_process
 
-configure_process(Hardware(platform="cpu", learner_device_ids=(1, 2)), 5)
+on_cpu = Hardware(platform="cpu", learner_device_ids=(1, 2), xla_cpu_pool_size=5)
+configure_process(on_cpu, portable=False)
 assert os.environ["NPROC"] == "5"
 assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/nowhere"
 assert (jax.config.jax_num_cpu_devices, jax.config.jax_platforms) == (3, "cpu")
-configure_process(Hardware(xla_host_devices=4), 5)
-assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=/nowhere {GPU_FLAGS}"
+configure_process(Hardware(platform="cpu"), portable=True)
+assert os.environ["NPROC"] == str(len(os.sched_getaffinity(0)))
+assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=/nowhere {PORTABLE_FLAGS}"
+os.environ["XLA_FLAGS"] = ""
+configure_process(Hardware(xla_host_devices=4), portable=False)
+assert os.environ["NPROC"] == "8"  # whatever the cores
+assert os.environ["XLA_FLAGS"] == GPU_FLAGS
 assert jax.config.jax_num_cpu_devices == 4
 """
 
@@ -106,7 +112,7 @@ import resource
 
 from cleanba.exact.placement import Hardware, start_jax
 
-start_jax(Hardware(platform="cpu"), 8)
+start_jax(Hardware(platform="cpu"), portable=True)
 size = 27
 b"x" * 2**size  # freed at once
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,343 @@
+// Matrix products and convolutions for XLA on a CPU, with the same bits on every processor.
+//
+// An element of a result is a sum of products a[k] * b[k]. It is computed in pieces. A piece is one chain of
+// fused multiply-adds in the order of k,
+//
+//     sum = 0;  for k in piece:  sum = fma(a[k], b[k], sum)
+//
+// and pieces are added in their order. What the pieces are depends on shapes alone, and IEEE 754 defines fma
+// to the last bit. So processors, vector widths, tiles and threads decide only how fast an element is
+// computed. The compiler has to keep to this as well: -ffp-contract=off, and no -ffast-math.
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+using Size = std::int64_t;
+using Input = ffi::Buffer<ffi::F32>;
+using Output = ffi::ResultBuffer<ffi::F32>;
+
+// Elements in a piece of a matrix product; a piece of a kernel's gradient has at most as many pixels, or is
+// one row of an image. Short enough that a chain loses little precision, and that a piece fits a cache.
+constexpr Size kPiece = 512;
+
+// Multiplications that one thread does before another would have begun.
+constexpr double kSerial = 2e5;
+
+// Parts are whole tiles: multiples of all tiles' rows, and of all tiles' columns.
+constexpr Size kRows = 12, kColumns = 32;
+
+// The left factor. k consists of runs: element [m, r * length + j] is at data[m * row + r * run + j * column].
+// The runs of a convolution are the rows of an image; a matrix has one run.
+struct Left {
+  const float* data;
+  Size row, column, run;
+};
+
+// The right factor: element [k, n] is at data[k * row + n * column].
+struct Right {
+  const float* data;
+  Size row, column;
+};
+
+struct Result {
+  float* data;
+  Size row, column;
+};
+
+struct Shape {
+  Size m, n, runs, length;
+};
+
+#define ALWAYS_INLINE __attribute__((always_inline)) inline
+
+// Multiplies ROWS rows by `columns` of COLUMNS columns, which are next to each other in `right`.
+template <int ROWS, int COLUMNS>
+ALWAYS_INLINE void multiply_tile(const Left& left, const Right& right, const Result& result, const Shape& shape,
+                                 Size columns, bool add) {
+  float sum[ROWS][COLUMNS] = {};
+  const float* b = right.data;
+  for (Size run = 0; run < shape.runs; ++run) {
+    const float* a = left.data + run * left.run;
+    for (Size k = 0; k < shape.length; ++k, a += left.column, b += right.row) {
+#pragma GCC unroll 12
+      for (int i = 0; i < ROWS; ++i) {
+#pragma omp simd
+        for (int j = 0; j < COLUMNS; ++j) sum[i][j] = __builtin_fmaf(a[i * left.row], b[j], sum[i][j]);
+      }
+    }
+  }
+  for (int i = 0; i < ROWS; ++i) {
+    float* c = result.data + i * result.row;
+    if (columns == COLUMNS && result.column == 1) {
+      for (int j = 0; j < COLUMNS; ++j) c[j] = add ? c[j] + sum[i][j] : sum[i][j];
+    } else {
+      for (Size j = 0; j < columns; ++j) {
+        float& element = c[j * result.column];
+        element = add ? element + sum[i][j] : sum[i][j];
+      }
+    }
+  }
+}
+
+// Multiplies all rows from `m` on, as long as ROWS of them are left.
+template <int ROWS, int COLUMNS>
+ALWAYS_INLINE Size multiply_rows(Size m, Left left, const Right& right, Result result, const Shape& shape,
+                                 Size columns, bool add) {
+  left.data += m * left.row;
+  result.data += m * result.row;
+  for (; m + ROWS <= shape.m; m += ROWS) {
+    multiply_tile<ROWS, COLUMNS>(left, right, result, shape, columns, add);
+    left.data += ROWS * left.row;
+    result.data += ROWS * result.row;
+  }
+  return m;
+}
+
+// Returns COLUMNS columns next to each other, those beyond `columns` zero, in a buffer of this thread.
+template <int COLUMNS>
+ALWAYS_INLINE Right pack(const Right& right, Size depth, Size columns) {
+  static thread_local std::vector<float> buffer;
+  constexpr Size kLine = 64 / sizeof(float), kBlock = 16;
+  if (Size(buffer.size()) < depth * COLUMNS + kLine) buffer.resize(depth * COLUMNS + kLine);
+  float* packed = buffer.data();
+  while (reinterpret_cast<std::uintptr_t>(packed) % (kLine * sizeof(float))) ++packed;
+  if (columns < COLUMNS) std::fill_n(packed, depth * COLUMNS, 0.0f);
+  if (right.column == 1) {
+    for (Size k = 0; k < depth; ++k) std::copy_n(right.data + k * right.row, columns, packed + k * COLUMNS);
+  } else {
+    for (Size block = 0; block < depth; block += kBlock)
+      for (Size j = 0; j < columns; ++j)
+        for (Size k = block; k < std::min(block + kBlock, depth); ++k)
+          packed[k * COLUMNS + j] = right.data[k * right.row + j * right.column];
+  }
+  return {packed, COLUMNS, 1};
+}
+
+// One piece of a product: result = left @ right, or result += left @ right.
+template <int ROWS, int COLUMNS>
+ALWAYS_INLINE void multiply_piece(const Left& left, Right right, Result result, const Shape& shape, bool add) {
+  for (Size n = 0; n < shape.n; n += COLUMNS) {
+    const Size columns = std::min<Size>(COLUMNS, shape.n - n);
+    const bool reused = shape.m > 4 * ROWS && right.row != COLUMNS;
+    const Right panel = right.column != 1 || columns < COLUMNS || reused
+                            ? pack<COLUMNS>(right, shape.runs * shape.length, columns)
+                            : right;
+    Size m = multiply_rows<ROWS, COLUMNS>(0, left, panel, result, shape, columns, add);
+    if constexpr (ROWS > 8) m = multiply_rows<8, COLUMNS>(m, left, panel, result, shape, columns, add);
+    m = multiply_rows<4, COLUMNS>(m, left, panel, result, shape, columns, add);
+    m = multiply_rows<2, COLUMNS>(m, left, panel, result, shape, columns, add);
+    multiply_rows<1, COLUMNS>(m, left, panel, result, shape, columns, add);
+    right.data += COLUMNS * right.column;
+    result.data += COLUMNS * result.column;
+  }
+}
+
+using Multiply = void(const Left&, const Right&, const Result&, const Shape&, bool add);
+
+void multiply_anywhere(const Left& left, const Right& right, const Result& result, const Shape& shape, bool add) {
+  multiply_piece<6, 8>(left, right, result, shape, add);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) void multiply_avx2(const Left& left, const Right& right, const Result& result,
+                                                       const Shape& shape, bool add) {
+  if (shape.n > 8) {
+    multiply_piece<6, 16>(left, right, result, shape, add);
+  } else {
+    multiply_piece<6, 8>(left, right, result, shape, add);
+  }
+}
+
+__attribute__((target("avx512f,avx2,fma,prefer-vector-width=512"))) void multiply_avx512(
+    const Left& left, const Right& right, const Result& result, const Shape& shape, bool add) {
+  if (shape.n > 16) {
+    multiply_piece<12, 32>(left, right, result, shape, add);
+  } else {
+    multiply_piece<12, 16>(left, right, result, shape, add);
+  }
+}
+#endif
+
+Multiply* choose_multiply() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma")) return multiply_avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return multiply_avx2;
+#endif
+  return multiply_anywhere;
+}
+
+Multiply* const multiply = choose_multiply();
+
+// Calls part(0) to part(count - 1), on this thread and on XLA's pool. It waits only for parts that a thread has
+// begun, so it ends even if every thread of the pool is here.
+template <class Part>
+void in_parallel(ffi::ThreadPool& pool, Size count, Part part) {
+  struct Progress {
+    std::atomic<Size> next{0}, done{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+  };
+  auto progress = std::make_shared<Progress>();
+  auto work = [progress, count, part] {
+    for (Size i; (i = progress->next++) < count;) {
+      part(i);
+      if (++progress->done == count) {
+        std::lock_guard<std::mutex> lock(progress->mutex);
+        progress->finished.notify_all();
+      }
+    }
+  };
+  for (Size i = 1; i < std::min<Size>(count, pool.num_threads()); ++i) pool.Schedule(decltype(work)(work));
+  work();
+  std::unique_lock<std::mutex> lock(progress->mutex);
+  progress->finished.wait(lock, [&] { return progress->done == count; });
+}
+
+// Returns the number of parts for some multiplications: a few for each thread, at most `most`.
+Size number_of_parts(const ffi::ThreadPool& pool, double multiplications, Size most) {
+  const Size threads = pool.num_threads();
+  if (threads == 1) return 1;
+  return std::max<Size>(1, std::min({Size(multiplications / kSerial), 4 * threads, most}));
+}
+
+// a [M, K] @ b [K, N], each of them given transposed or not. Pieces are kPiece elements of K.
+ffi::Error matmul(ffi::ThreadPool pool, Input a, Input b, Output c, bool transpose_a, bool transpose_b) {
+  const auto a_shape = a.dimensions(), b_shape = b.dimensions();
+  Size m = a_shape[0], depth = a_shape[1], n = b_shape[1];
+  Left left{a.typed_data(), depth, 1, 0};
+  Right right{b.typed_data(), n, 1};
+  if (transpose_a) {
+    std::swap(m, depth);
+    std::swap(left.row, left.column);
+  }
+  if (transpose_b) {
+    n = b_shape[0];
+    std::swap(right.row, right.column);
+  }
+  Result result{c->typed_data(), n, 1};
+  if (transpose_b && m * (depth + n) < n * depth) {
+    // c.T = b.T @ a.T, because transposing a and c costs less than transposing b.
+    const Left factor = left;
+    left = {right.data, right.column, right.row, 0};
+    right = {factor.data, factor.column, factor.row};
+    std::swap(m, n);
+    std::swap(result.row, result.column);
+  }
+  const bool by_rows = m > n;
+  const Size extent = by_rows ? m : n, unit = by_rows ? kRows : kColumns;
+  const Size units = (extent + unit - 1) / unit;
+  const Size parts = number_of_parts(pool, double(m) * depth * n, units);
+  in_parallel(pool, parts, [=](Size i) {
+    const Size first = units * i / parts * unit, last = std::min(extent, units * (i + 1) / parts * unit);
+    Shape shape{by_rows ? last - first : m, by_rows ? n : last - first, 1, 0};
+    Left l = left;
+    Right r = right;
+    Result part = result;
+    (by_rows ? l.data : r.data) += first * (by_rows ? l.row : r.column);
+    part.data += first * (by_rows ? part.row : part.column);
+    for (Size k = 0; k < depth; k += kPiece) {
+      shape.length = std::min(kPiece, depth - k);
+      multiply(l, r, part, shape, k > 0);
+      l.data += kPiece * l.column;
+      r.data += kPiece * r.row;
+    }
+  });
+  return ffi::Error::Success();
+}
+
+struct Image {
+  Size height, width, channels;
+};
+
+// Returns `count` rows of an image from row `first` on, with `before` and `after` zeros around the image.
+const float* padded_rows(const float* x, Image image, Size before, Size after, Size first, Size count) {
+  const Size row = image.width * image.channels;
+  if (before == 0 && after == 0) return x + first * row;
+  static thread_local std::vector<float> buffer;
+  const Size padded_row = row + (before + after) * image.channels;
+  buffer.assign(count * padded_row, 0.0f);
+  for (Size i = std::max<Size>(0, before - first); i < count && first + i - before < image.height; ++i)
+    std::copy_n(x + (first + i - before) * row, row, buffer.data() + i * padded_row + before * image.channels);
+  return buffer.data();
+}
+
+// x [B, H, W, C] convolved with kernel [k, k, C, F], with stride 1. One piece: all of k, k, C.
+ffi::Error convolve(ffi::ThreadPool pool, Input x, Input kernel, Output y, Size before, Size after) {
+  const auto x_shape = x.dimensions(), kernel_shape = kernel.dimensions(), y_shape = y->dimensions();
+  const Image image{x_shape[1], x_shape[2], x_shape[3]};
+  const Size size = kernel_shape[0], features = kernel_shape[3];
+  const Size batch = y_shape[0], height = y_shape[1], width = y_shape[2];
+  const Size row = (image.width + before + after) * image.channels;
+  const Shape shape{width, features, size, size * image.channels};
+  const Right right{kernel.typed_data(), features, 1};
+  const float* images = x.typed_data();
+  float* results = y->typed_data();
+  const Size rows = batch * height;
+  const Size parts = number_of_parts(pool, double(rows) * shape.m * shape.n * shape.runs * shape.length, rows);
+  in_parallel(pool, parts, [=](Size part) {
+    Size first = rows * part / parts;
+    const Size last = rows * (part + 1) / parts;
+    while (first < last) {
+      const Size i = first / height, h = first % height, count = std::min(height - h, last - first);
+      const float* pixels = images + i * image.height * image.width * image.channels;
+      pixels = padded_rows(pixels, image, before, after, h, count + size - 1);
+      for (Size end = first + count; first < end; ++first, pixels += row)
+        multiply({pixels, image.channels, 1, row}, right, {results + first * width * features, features, 1}, shape, false);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// Gradient of `convolve` for the kernel: x [B, H, W, C] and the result's gradient [B, H', W', F] to [k, k, C, F].
+// Pieces are rows of an image; the sums of the images are added in their order.
+ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradient, Output result, Size before,
+                                    Size after) {
+  const auto x_shape = x.dimensions(), shape = gradient.dimensions(), result_shape = result->dimensions();
+  const Image image{x_shape[1], x_shape[2], x_shape[3]};
+  const Size batch = shape[0], height = shape[1], width = shape[2], features = shape[3], size = result_shape[0];
+  const Size row = (image.width + before + after) * image.channels;
+  const Size elements = size * size * image.channels * features, step = std::max<Size>(1, kPiece / width);
+  const float *images = x.typed_data(), *gradients = gradient.typed_data();
+  std::vector<float> sums(batch * elements);
+  float* const sum_of_image = sums.data();
+  in_parallel(pool, batch, [=](Size i) {
+    const float* pixels = images + i * image.height * image.width * image.channels;
+    pixels = padded_rows(pixels, image, before, after, 0, image.height + before + after);
+    for (Size h = 0; h < height; h += step) {
+      const Right right{gradients + (i * height + h) * width * features, features, 1};
+      const Shape piece{size * image.channels, features, std::min(step, height - h), width};
+      for (Size k = 0; k < size; ++k) {
+        float* sum = sum_of_image + i * elements + k * size * image.channels * features;
+        multiply({pixels + (h + k) * row, 1, image.channels, row}, right, {sum, features, 1}, piece, h > 0);
+      }
+    }
+  });
+  float* total = std::copy_n(sum_of_image, elements, result->typed_data()) - elements;
+  for (Size i = 1; i < batch; ++i)
+    for (Size j = 0; j < elements; ++j) total[j] += sum_of_image[i * elements + j];
+  return ffi::Error::Success();
+}
+
+auto binding() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Input>().Arg<Input>().Ret<ffi::Buffer<ffi::F32>>();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_matmul, matmul,
+                              binding().Attr<bool>("transpose_a").Attr<bool>("transpose_b"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_convolve, convolve, binding().Attr<Size>("before").Attr<Size>("after"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_convolve_kernel_gradient, convolve_kernel_gradient,
+                              binding().Attr<Size>("before").Attr<Size>("after"));

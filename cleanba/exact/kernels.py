@@ -1,0 +1,137 @@
+"""Compiles kernels.cc, and calls its functions from jax on a CPU.
+
+It is compiled once, when it is first needed, because XLA's headers come with jax.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SOURCE = Path(__file__).with_name("kernels.cc")
+# Contracted or reordered expressions would be other arithmetic (kernels.cc).
+FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-ffp-contract=off", "-fPIC", "-shared")
+TARGETS = ("cleanba_matmul", "cleanba_convolve", "cleanba_convolve_kernel_gradient")
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels, `~/.cache/cleanba` unless `XDG_CACHE_HOME` is set."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cleanba"
+
+
+@functools.cache
+def load() -> None:
+    """Compile the kernels, unless that was done before, and register them with jax.
+
+    Raises:
+      ValueError: with one line, if they cannot be compiled.
+    """
+    version = (SOURCE.read_bytes(), *map(str.encode, (*FLAGS, jax.__version__, os.uname().machine)))
+    name = hashlib.sha256(b"\0".join(version)).hexdigest()[:16]
+    library = cache_folder() / f"kernels-{name}.so"
+    if not library.exists():
+        _compile(library)
+    functions = ctypes.CDLL(str(library))
+    for target in TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(functions, target))
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
+
+
+def _compile(library: Path) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed when it is complete, because several runs may begin at the same time.
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = Path(folder) / library.name
+            command = [*shlex.split(compiler), *FLAGS, "-isystem", jax.ffi.include_dir()]
+            subprocess.run(
+                [*command, str(SOURCE), "-o", str(made)], check=True, capture_output=True, text=True
+            )
+            made.replace(library)
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+    except subprocess.CalledProcessError as error:
+        problem = (error.stderr.strip().splitlines() or [f"{compiler} failed"])[0]
+    else:
+        return
+    raise ValueError(
+        f"--portable: its kernels cannot be compiled ({problem}); install a C++17 compiler, set CXX, or "
+        "give --no-portable"
+    )
+
+
+def _call(target: str, shape: tuple[int, ...], *inputs: jax.Array, **attributes: Any) -> jax.Array:
+    load()
+    call = jax.ffi.ffi_call(
+        target, jax.ShapeDtypeStruct(shape, jnp.float32), vmap_method="sequential"
+    )
+    return call(*inputs, **attributes)
+
+
+def matmul(
+    a: jax.Array, b: jax.Array, *, transpose_a: bool = False, transpose_b: bool = False
+) -> jax.Array:
+    """Multiply matrices.
+
+    Args:
+      a: [M, K], or [K, M] if `transpose_a`.
+      b: [K, N], or [N, K] if `transpose_b`.
+      transpose_a: multiply by `a.T`.
+      transpose_b: multiply by `b.T`.
+
+    Returns:
+      [M, N].
+    """
+    shape = (a.shape[transpose_a], b.shape[1 - transpose_b])
+    return _call("cleanba_matmul", shape, a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def convolve(x: jax.Array, kernel: jax.Array, before: int, after: int) -> jax.Array:
+    """Convolve with stride 1.
+
+    Args:
+      x: images [B, H, W, C].
+      kernel: [k, k, C, F].
+      before: zeros added before the first row and column.
+      after: zeros added after the last row and column.
+
+    Returns:
+      [B, H + before + after - k + 1, W + before + after - k + 1, F].
+    """
+    batch, height, width, _ = x.shape
+    size, _, _, features = kernel.shape
+    more = before + after - size + 1
+    shape = (batch, height + more, width + more, features)
+    return _call(
+        "cleanba_convolve", shape, x, kernel, before=np.int64(before), after=np.int64(after)
+    )
+
+
+def convolve_kernel_gradient(
+    x: jax.Array, gradient: jax.Array, size: int, before: int, after: int
+) -> jax.Array:
+    """Pull the gradient of `convolve`'s result back to its kernel.
+
+    Args:
+      x: images [B, H, W, C].
+      gradient: of the result [B, H', W', F].
+      size: k.
+      before: as for `convolve`.
+      after: as for `convolve`.
+
+    Returns:
+      [k, k, C, F].
+    """
+    shape = (size, size, x.shape[-1], gradient.shape[-1])
+    padding = {"before": np.int64(before), "after": np.int64(after)}
+    return _call("cleanba_convolve_kernel_gradient", shape, x, gradient, **padding)

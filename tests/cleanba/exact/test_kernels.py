@@ -1,0 +1,227 @@
+"""The kernels compute the chains that kernels.cc describes, and jax's products to rounding."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from cleanba.exact import kernels, placement
+from cleanba.exact.layers import conv, dense, orthonormal_columns
+
+PIECE = 512  # as in kernels.cc
+
+
+def normal(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def chain(a, b):
+    """Fused multiply-adds along k: a [M, K], b [K, N]. With 64 bits of mantissa, products are exact."""
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for k in range(a.shape[1]):
+        product = a[:, k, None].astype(np.longdouble) * b[k].astype(np.longdouble)
+        total = (total + product).astype(np.float32)
+    return total
+
+
+def in_pieces(a, b, length):
+    pieces = [chain(a[:, k : k + length], b[k : k + length]) for k in range(0, len(b), length)]
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total = total + piece
+    return total
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [
+        (1, 1, 1),
+        (3, 5, 2),
+        (13, 700, 37),
+        (60, 1100, 18),
+        (70, 513, 1),
+        (1, 600, 130),
+        (300, 64, 65),
+    ],
+)
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_a_matrix_product_is_its_chains_to_the_bit(m, k, n, transpose_a, transpose_b):
+    a, b = normal(m, k), normal(k, n)
+    out = kernels.matmul(
+        a.T.copy() if transpose_a else a,
+        b.T.copy() if transpose_b else b,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+    )
+    np.testing.assert_array_equal(out, in_pieces(a, b, PIECE))
+
+
+def patches(x, size, before, after):
+    """Return the inputs of each output pixel [B, H', W', k * k * C], in the order row, column, channel."""
+    around = (before, after)
+    x = np.pad(x, ((0, 0), around, around, (0, 0)))
+    rows, columns = x.shape[1] - size + 1, x.shape[2] - size + 1
+    shifted = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
+    return np.concatenate(shifted, axis=-1)
+
+
+CONVOLUTIONS = [
+    # batch, height, width, channels, size, features, before, after
+    (2, 7, 9, 3, 3, 16, 1, 1),
+    (3, 30, 30, 16, 3, 32, 1, 1),
+    (2, 10, 10, 12, 2, 8, 0, 0),
+    (1, 5, 6, 2, 3, 5, 2, 0),
+    (1, 1, 1, 8, 3, 4, 1, 1),
+    (2, 3, 600, 1, 2, 3, 0, 0),  # rows longer than a piece
+]
+
+
+@pytest.mark.parametrize(
+    ("batch", "height", "width", "channels", "size", "features", "before", "after"), CONVOLUTIONS
+)
+def test_a_convolution_and_its_gradient_are_their_chains_to_the_bit(
+    batch, height, width, channels, size, features, before, after
+):
+    x, kernel = normal(batch, height, width, channels), normal(size, size, channels, features)
+    seen = patches(x, size, before, after)
+    out = kernels.convolve(x, kernel, before, after)
+    expected = chain(seen.reshape(-1, seen.shape[-1]), kernel.reshape(-1, features))
+    np.testing.assert_array_equal(out, expected.reshape(out.shape))
+
+    gradient = normal(*out.shape)
+    out = kernels.convolve_kernel_gradient(x, gradient, size, before, after)
+    pixels, columns = gradient[0].size // features, gradient.shape[2]
+    length = max(1, PIECE // columns) * columns
+    images = [
+        in_pieces(seen[i].reshape(pixels, -1).T, gradient[i].reshape(pixels, -1), length)
+        for i in range(batch)
+    ]
+    total = images[0]
+    for image in images[1:]:
+        total = total + image
+    np.testing.assert_array_equal(out, total.reshape(out.shape))
+
+
+def relative_error(ours, theirs):
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+
+
+def check_against_jax(layer, x, kernel):
+    """Compare the result and the gradients with jax's in 64 bits; its own in 32 bits are up to 5e-5 away."""
+    inputs = x, kernel, normal(kernel.shape[-1])
+    gradient = normal(*jax.eval_shape(functools.partial(layer, portable=False), *inputs).shape)
+
+    def evaluate(portable, dtype):
+        @jax.jit
+        def evaluate(inputs, gradient):
+            out, pull_back = jax.vjp(functools.partial(layer, portable=portable), *inputs)
+            return out, *pull_back(gradient)
+
+        return evaluate(*jax.tree.map(lambda x: x.astype(dtype), (inputs, gradient)))
+
+    ours = evaluate(True, np.float32)
+    with jax.enable_x64(True):
+        theirs = evaluate(False, np.float64)
+    for x, y in zip(ours, theirs, strict=True):
+        assert x.dtype == np.float32
+        assert y.dtype == np.float64
+        assert relative_error(x, y) < 1e-5
+
+
+BATCHES = [1, 15, 16, 60, 480]
+DENSE = [
+    (4, 64),
+    (64, 64),
+    (64, 2),
+    (64, 1),
+    (3136, 512),
+    (512, 18),
+    (512, 1),
+    (3872, 256),
+    (256, 18),
+]
+RESNET = [(84, 4, 16), (42, 16, 16), (42, 16, 32), (21, 32, 32), (11, 32, 32)]  # side, channels
+NATURE = [(84, 4, 8, 4, 32), (20, 32, 4, 2, 64), (9, 64, 3, 1, 64)]  # side, channels, size, stride
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("inputs", "outputs"), DENSE)
+def test_dense_layers_of_the_networks_agree_with_jax(batch, inputs, outputs):
+    check_against_jax(dense, normal(batch, inputs), normal(inputs, outputs))
+
+
+IMAGES = [pytest.param(b, marks=[pytest.mark.soak] if b == 480 else []) for b in BATCHES]
+
+
+@pytest.mark.parametrize("batch", IMAGES)
+@pytest.mark.parametrize(("side", "channels", "features"), RESNET)
+def test_convolutions_of_the_resnet_agree_with_jax(batch, side, channels, features):
+    def layer(*inputs, portable):
+        return conv(*inputs, padding=1, portable=portable)
+
+    check_against_jax(layer, normal(batch, side, side, channels), normal(3, 3, channels, features))
+
+
+@pytest.mark.parametrize("batch", IMAGES)
+@pytest.mark.parametrize(("side", "channels", "size", "stride", "features"), NATURE)
+def test_convolutions_of_the_nature_cnn_agree_with_jax(
+    batch, side, channels, size, stride, features
+):
+    def layer(*inputs, portable):
+        return conv(*inputs, stride=stride, portable=portable)
+
+    check_against_jax(
+        layer, normal(batch, side, side, channels), normal(size, size, channels, features)
+    )
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (64, 64), (1024, 64), (3136, 512)])
+def test_columns_are_made_orthonormal_as_by_qr_with_a_positive_diagonal(shape):
+    x = normal(*shape)
+    q, r = np.linalg.qr(x.astype(np.float64))
+    out = np.asarray(jax.jit(orthonormal_columns, static_argnames="portable")(x, portable=True))
+    np.testing.assert_allclose(out, q * np.sign(np.diag(r)), atol=2e-5)
+    np.testing.assert_allclose(out.T @ out, np.eye(shape[1]), atol=2e-6)
+
+
+# ---- what may be missing
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "cleanba"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"), [("no-such-compiler", "No such file"), ("false", "false failed")]
+)
+@pytest.mark.usefixtures("nothing_compiled")
+def test_without_a_compiler_one_line_says_what_to_do(monkeypatch, compiler, problem):
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(ValueError, match=f"{problem}.*install a C.*--no-portable") as caught:
+        kernels.load.__wrapped__()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_compilation_leaves_nothing_behind(monkeypatch, nothing_compiled):
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ValueError, match="--portable"):
+        kernels.load.__wrapped__()
+    assert list(nothing_compiled.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(ValueError, match="/dev/null/cleanba: Not a directory"):
+        kernels.load.__wrapped__()
+
+
+def test_a_processor_without_fma_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(placement, "_cpu_features", lambda: {"sse4_2", "avx2"})
+    monkeypatch.setattr(placement.os, "uname", lambda: type("", (), {"machine": "x86_64"}))
+    with pytest.raises(ValueError, match="lacks fma; give --no-portable"):
+        placement.check_instruction_set()
