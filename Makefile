@@ -30,7 +30,7 @@ FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESE
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
 FIGURES += hts_fig4 hts_fig4_left hts_fig4_right hts_fig5a hts_fig5b
 TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5
-.PHONY: help setup quickstart study report reports publish-results $(FIGURES) $(TABLES) rlops lag certify replay check test soak lint format bench
+.PHONY: help setup quickstart study report reports publish-results $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_ -]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ lag: .venv/installed ## print the policy lag of a run: RUN=runs/quickstart/...
 
 certify: .venv/installed ## certify that layouts are bit-identical; writes site/certificates/ [ARGS=--quick]
 	$(BIN)/python -m cleanba.audit.certify $(call each_quoted,$(ARGS))
+
+check-bits: .venv/installed ## does this machine compute the bits that others computed? about a minute
+	$(BIN)/python -m cleanba.audit.check_bits $(call each_quoted,$(ARGS))
 
 replay: .venv/installed ## verify a run's episodes by re-simulating its actions: RUN=runs/quickstart/...
 	$(call need,RUN,runs/quickstart/...)$(BIN)/python -m cleanba.audit.replay $(call quoted,$(RUN))

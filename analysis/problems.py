@@ -50,9 +50,7 @@ def problems(
             for name, values in _differences(group["hyperparameters"]).items()
         ]
     for system, group in done.groupby("system", observed=True):
-        kinds = {
-            str(one.get("device_kind", "")) for one in group["hardware"] if isinstance(one, Mapping)
-        } - {""}
+        kinds = set(map(_kind_of_device, group["hardware"], group["hyperparameters"])) - {""}
         if len(kinds) > 1:  # their arithmetic differs in the last bits
             found.append(
                 (str(system), f"ran on several kinds of device: {', '.join(sorted(kinds))}")
@@ -72,6 +70,13 @@ def problems(
     ]
     found += counted_twice(complete)
     return list(dict.fromkeys(found))
+
+
+def _kind_of_device(hardware: object, hyperparameters: object) -> str:
+    """Return what a run's bits depend on; with portable arithmetic, the machine and not its processor."""
+    portable = isinstance(hyperparameters, Mapping) and hyperparameters.get("portable") is True
+    name = "machine" if portable else "device_kind"
+    return str(hardware.get(name) or "") if isinstance(hardware, Mapping) else ""
 
 
 def _differences(mappings: Iterable) -> dict[str, list[str]]:

@@ -69,13 +69,13 @@ class Runs:
         (path,) = (self.folder / "default").glob(f"*__{setting}__*")
         return path
 
-    def __call__(self, setting, *more, kill=None, code=0):
+    def __call__(self, setting, *more, kill=None, code=0, emulator=()):
         before = [sys.executable] if kill is None else [sys.executable, "-c", KILLER, *kill]
         done = subprocess.run(
-            [*before, *self.command, "--setting", setting, *map(str, more)],
+            [*emulator, *before, *self.command, "--setting", setting, *map(str, more)],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         allowed = (code,) if kill is None else (0, -signal.SIGKILL)
         assert done.returncode in allowed, done.stdout + done.stderr

@@ -318,7 +318,7 @@ def check_instruction_set() -> None:
 
 def _cpu_features() -> set[str]:
     """Return the features of the processor, or those that are needed where the system does not list them."""
-    return set(_cpu_info("flags").split()) or PORTABLE_FEATURES
+    return set(cpu_info("flags").split()) or PORTABLE_FEATURES
 
 
 def _on_loopback(variables: Mapping[str, str]) -> dict[str, str]:
@@ -373,14 +373,14 @@ def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
 
 def cpu_model() -> str:
     """Return the name of the processor, or 'cpu' where the system does not provide it."""
-    return _cpu_info("model name") or "cpu"
+    return cpu_info("model name") or "cpu"
 
 
-def _cpu_info(name: str) -> str:
-    """Return a line of /proc/cpuinfo, or "" if it is not there."""
+def cpu_info(name: str) -> str:
+    """Return a value of /proc/cpuinfo, such as "model name", or "" if it is not there."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    found = [line for line in lines if line.startswith(name)]
-    return found[0].split(":", 1)[1].strip() if found else ""
+    values = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in values if key.strip() == name), "")

@@ -56,10 +56,23 @@ def test_a_package_of_two_versions_is_named_and_one_that_others_do_not_have_is_n
     ]
 
 
-def test_runs_of_a_system_on_several_kinds_of_device_are_named(edited):
+@pytest.mark.parametrize(
+    ("portable", "name"), [(False, "device_kind"), (None, "device_kind"), (True, "machine")]
+)
+def test_runs_of_a_system_on_several_kinds_of_device_are_named(edited, portable, name):
     def change(path, info):
         other = info["system"] == SYSTEMS[1] and info["seed"] == 2
-        info["hardware"]["device_kind"] = "AMD EPYC" if other else "Intel Xeon"
+        info["hardware"][name] = "another" if other else "one"
+        if portable is not None:
+            info["hyperparameters"]["portable"] = portable
 
     found = problems(edited(SYSTEMS, change))
-    assert found == [(SYSTEMS[1], "ran on several kinds of device: AMD EPYC, Intel Xeon")]
+    assert found == [(SYSTEMS[1], "ran on several kinds of device: another, one")]
+
+
+def test_processors_do_not_matter_to_portable_arithmetic(edited):
+    def change(path, info):
+        info["hyperparameters"]["portable"] = True
+        info["hardware"] |= {"device_kind": f"processor {info['seed']}", "machine": "x86_64"}
+
+    assert problems(edited(SYSTEMS, change)) == []

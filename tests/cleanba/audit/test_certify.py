@@ -123,6 +123,8 @@ def test_a_damaged_checkpoint_leaves_a_difference_unlocated_and_ends_no_certific
         (("--trainers", "nowhere"), "no cleanba_impala.py there"),
         (("--quick", "--architecture", "sync"), "usual architecture"),
         (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
+        (("--network", "resnet"), "--network resnet: does not fit CartPole-v1"),
+        (("--processors", "--platform", "gpu"), "not on --platform gpu"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_trained(tmp_path, monkeypatch, args, message):
@@ -132,6 +134,34 @@ def test_bad_input_is_one_line_before_anything_is_trained(tmp_path, monkeypatch,
         certify.main(parse(certify.Args, words, ""))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_without_an_emulator_processors_are_refused_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(certify.shutil, "which", lambda name: None)
+    with pytest.raises(BadInput, match="apt install qemu-user"):
+        certify.main(certify.Args(processors=True, out=str(tmp_path)))
+
+
+def test_processors_are_compared_on_all_networks_as_the_papers_have_them():
+    args = certify.Args(processors=True)
+    todo = matrix.configurations(args.algo, args.architecture, certify.tasks(args), quick=False)
+    assert {x.name for x in todo} == {
+        f"{algo} {architecture} {task}"
+        for algo in ("ppo", "impala")
+        for architecture in ("sync", "cleanba")
+        for task in ("CartPole-v1 mlp", "Breakout-v5 nature", "Breakout-v5 resnet")
+    }
+    assert not any({"channels", "hiddens"} & {*certify.training_options(args, x)} for x in todo)
+    assert [x.processor for x in matrix.PROCESSORS] == [
+        None, "Haswell", "Broadwell", "EPYC", "EPYC-Rome", "EPYC-Milan",
+    ]  # fmt: skip
+
+
+def test_an_emulated_processor_is_named_in_the_command_and_in_the_setting():
+    setting = matrix.PROCESSORS[1]
+    command = certify.Program(ROOT / "x.py", {}).command(setting, ROOT)
+    assert command[:4] == ["qemu-x86_64", "-cpu", "Haswell", sys.executable]
+    assert setting.name == "a0-l0-d1-t1-Haswell"
 
 
 def test_the_full_matrix_is_what_the_documentation_promises():
