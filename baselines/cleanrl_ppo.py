@@ -247,7 +247,7 @@ def make_update(
       network: from observations to logits and values.
       args: hyperparameters.
       optimizer: of the parameters.
-      unroll: write all minibatches out, instead of looping over them: XLA's convolutions are slow in
+      unroll: write all minibatches out, instead of looping over them: XLA's own convolutions are slow in
         loops on a CPU.
 
     Returns:
@@ -376,7 +376,8 @@ def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
     optimizer, learning_rate = make_optimizer(args)
     act = make_act(network)
     on_cpu = jax.local_devices()[0].platform == "cpu"
-    update = make_update(network, args, optimizer, unroll=on_cpu and len(spec.obs_shape) == 3)
+    slow_loops = on_cpu and len(spec.obs_shape) == 3 and not args.portable
+    update = make_update(network, args, optimizer, unroll=slow_loops)
     state = AgentState(params, optimizer.init(params))
 
     obs, _ = envs.reset()

@@ -443,7 +443,7 @@ def make_learn(args: Args, setup: Setup, exchange: GroupExchange) -> Callable:
             microbatch_gradient,
             optimizer_step,
             num_minibatches=num_minibatches,
-            loop=len(setup.spec.obs_shape) == 1,
+            loop=args.portable or len(setup.spec.obs_shape) == 1,
         )
     group_gradient = sum_over_microbatches(
         microbatch_gradient, setup.minibatch_size, setup.microbatch_size

@@ -25,8 +25,8 @@ def make_learn(
       gradient: (params, *data of the group, minibatch, start) to a pytree of sums.
       optimizer_step: (params, opt_state, tuple of sums) to (params, opt_state, metrics).
       num_minibatches: of an update.
-      loop: compile one loop over all minibatches. XLA computes convolutions slowly inside a loop on
-        a CPU, so networks with convolutions go through the minibatches one by one.
+      loop: compile one loop over all minibatches. XLA computes its own convolutions slowly inside a loop on
+        a CPU; networks with these go through the minibatches one by one.
 
     Returns:
       The function from (params, opt_state, *data, each a list of one) to (params, opt_state, metrics of
