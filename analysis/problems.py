@@ -50,11 +50,16 @@ def problems(
             for name, values in _differences(group["hyperparameters"]).items()
         ]
     for system, group in done.groupby("system", observed=True):
-        kinds = set(map(_kind_of_device, group["hardware"], group["hyperparameters"])) - {""}
-        if len(kinds) > 1:  # their arithmetic differs in the last bits
-            found.append(
-                (str(system), f"ran on several kinds of device: {', '.join(sorted(kinds))}")
-            )
+        portable = [_is_portable(one) for one in group["hyperparameters"]]
+        for name, of_portable in (("device_kind", False), ("machine", True)):
+            kinds = {
+                str(one.get(name) or "")
+                for one, is_portable in zip(group["hardware"], portable, strict=True)
+                if isinstance(one, Mapping) and is_portable == of_portable
+            } - {""}
+            if len(kinds) > 1:  # their arithmetic differs in the last bits
+                listed = ", ".join(sorted(kinds))
+                found.append((str(system), f"ran on several kinds of device: {listed}"))
     revisions = len({str(value) for value in done["revision"]})
     if revisions > 1:
         found.append(("all runs", f"made with {revisions} different source revisions"))
@@ -72,11 +77,9 @@ def problems(
     return list(dict.fromkeys(found))
 
 
-def _kind_of_device(hardware: object, hyperparameters: object) -> str:
-    """Return what a run's bits depend on; with portable arithmetic, the machine and not its processor."""
-    portable = isinstance(hyperparameters, Mapping) and hyperparameters.get("portable") is True
-    name = "machine" if portable else "device_kind"
-    return str(hardware.get(name) or "") if isinstance(hardware, Mapping) else ""
+def _is_portable(hyperparameters: object) -> bool:
+    """Return whether the bits of a run depend on the architecture alone, not on the processor model."""
+    return isinstance(hyperparameters, Mapping) and hyperparameters.get("portable") is True
 
 
 def _differences(mappings: Iterable) -> dict[str, list[str]]:

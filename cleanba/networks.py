@@ -6,6 +6,7 @@ bits on every processor, see exact/layers.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any
 
 import flax.linen as nn
@@ -120,7 +121,7 @@ class ImpalaResNet(nn.Module):
     num_actions: int
     channels: Sequence[int] = (16, 32, 32)
     hiddens: Sequence[int] = (256,)
-    portable: bool = True
+    portable: bool = field(kw_only=True)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -140,7 +141,7 @@ class NatureCNN(nn.Module):
     num_actions: int
     channels: Sequence[int] = (32, 64, 64)
     hiddens: Sequence[int] = (512,)
-    portable: bool = True
+    portable: bool = field(kw_only=True)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -160,7 +161,7 @@ class MLP(nn.Module):
 
     num_actions: int
     hiddens: Sequence[int] = (64, 64)
-    portable: bool = True
+    portable: bool = field(kw_only=True)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -34,11 +34,12 @@ class Golden(Struct, forbid_unknown_fields=True):
     """The bits that other machines computed."""
 
     processors: list[str]
-    """That computed them natively."""
+    """Processors that computed the fingerprints without emulation."""
     versions: dict[str, str]
-    """Of the packages that computed them."""
+    """Versions of the packages that computed them."""
     fingerprints: dict[str, list[str]]
-    """Of the parameters after every update, by the name of a configuration (`matrix.Configuration`)."""
+    """Fingerprints of the parameters after every update, by the name of a configuration
+    (`matrix.Configuration`)."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,12 @@ def main(args: Args) -> None:
             if not trial.error:
                 found[name] = chain(trial)
                 versions = trial.run.info.versions
+    if len(found) < len(names):
+        print(f"{len(names) - len(found)} runs failed")
+        raise SystemExit(1)
     versions = {k: v for k, v in versions.items() if k not in ("python", "cleanba")}
     same = found == golden.fingerprints
-    if args.update and len(found) == len(names):
+    if args.update:
         known = golden.processors if same else []
         processors = list(dict.fromkeys([*known, processor()]))
         updated = msgspec.json.encode(Golden(processors, versions, found))

@@ -7,7 +7,8 @@
 //
 // and pieces are added in their order. What the pieces are depends on shapes alone, and IEEE 754 defines fma
 // to the last bit. So processors, vector widths, tiles and threads decide only how fast an element is
-// computed. The compiler has to keep to this as well: -ffp-contract=off, and no -ffast-math.
+// computed. The compiler has to keep to this as well: -ffp-contract=off, and no -ffast-math. All threads that
+// call these functions are XLA's, which flush subnormal numbers to zero.
 
 #include <algorithm>
 #include <atomic>
@@ -31,10 +32,13 @@ using Output = ffi::ResultBuffer<ffi::F32>;
 // one row of an image. Short enough that a chain loses little precision, and that a piece fits a cache.
 constexpr Size kPiece = 512;
 
-// Multiplications that one thread does before another would have begun.
+// With fewer multiplications than this for each thread, a further thread does not pay off.
 constexpr double kSerial = 2e5;
 
-// Parts are whole tiles: multiples of all tiles' rows, and of all tiles' columns.
+// Images whose kernel gradients are computed before they are added, which bounds the memory they take.
+constexpr Size kImages = 64;
+
+// Parts of a product are multiples of the largest tile of any instruction set.
 constexpr Size kRows = 12, kColumns = 32;
 
 // The left factor. k consists of runs: element [m, r * length + j] is at data[m * row + r * run + j * column].
@@ -150,7 +154,14 @@ void multiply_anywhere(const Left& left, const Right& right, const Result& resul
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) void multiply_avx2(const Left& left, const Right& right, const Result& result,
+#define AVX2 "avx2,fma"
+#ifdef __clang__
+#define AVX512 AVX2 ",avx512f"
+#else
+#define AVX512 AVX2 ",avx512f,prefer-vector-width=512"  // GCC prefers 256 bits
+#endif
+
+__attribute__((target(AVX2))) void multiply_avx2(const Left& left, const Right& right, const Result& result,
                                                        const Shape& shape, bool add) {
   if (shape.n > 8) {
     multiply_piece<6, 16>(left, right, result, shape, add);
@@ -159,8 +170,8 @@ __attribute__((target("avx2,fma"))) void multiply_avx2(const Left& left, const R
   }
 }
 
-__attribute__((target("avx512f,avx2,fma,prefer-vector-width=512"))) void multiply_avx512(
-    const Left& left, const Right& right, const Result& result, const Shape& shape, bool add) {
+__attribute__((target(AVX512))) void multiply_avx512(const Left& left, const Right& right, const Result& result,
+                                                     const Shape& shape, bool add) {
   if (shape.n > 16) {
     multiply_piece<12, 32>(left, right, result, shape, add);
   } else {
@@ -170,7 +181,9 @@ __attribute__((target("avx512f,avx2,fma,prefer-vector-width=512"))) void multipl
 #endif
 
 Multiply* choose_multiply() {
-#if defined(__x86_64__)
+#if defined(MULTIPLY)  // for tests
+  return MULTIPLY;
+#elif defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma")) return multiply_avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return multiply_avx2;
@@ -301,7 +314,7 @@ ffi::Error convolve(ffi::ThreadPool pool, Input x, Input kernel, Output y, Size 
 }
 
 // Gradient of `convolve` for the kernel: x [B, H, W, C] and the result's gradient [B, H', W', F] to [k, k, C, F].
-// Pieces are rows of an image; the sums of the images are added in their order.
+// Pieces are rows of an image; the sums of the images are added in their order. kImages are computed at a time.
 ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradient, Output result, Size before,
                                     Size after) {
   const auto x_shape = x.dimensions(), shape = gradient.dimensions(), result_shape = result->dimensions();
@@ -310,23 +323,28 @@ ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradien
   const Size row = (image.width + before + after) * image.channels;
   const Size elements = size * size * image.channels * features, step = std::max<Size>(1, kPiece / width);
   const float *images = x.typed_data(), *gradients = gradient.typed_data();
-  std::vector<float> sums(batch * elements);
-  float* const sum_of_image = sums.data();
-  in_parallel(pool, batch, [=](Size i) {
-    const float* pixels = images + i * image.height * image.width * image.channels;
-    pixels = padded_rows(pixels, image, before, after, 0, image.height + before + after);
-    for (Size h = 0; h < height; h += step) {
-      const Right right{gradients + (i * height + h) * width * features, features, 1};
-      const Shape piece{size * image.channels, features, std::min(step, height - h), width};
-      for (Size k = 0; k < size; ++k) {
-        float* sum = sum_of_image + i * elements + k * size * image.channels * features;
-        multiply({pixels + (h + k) * row, 1, image.channels, row}, right, {sum, features, 1}, piece, h > 0);
+  float* total = result->typed_data();
+  const std::unique_ptr<float[]> buffer(new float[std::min(batch, kImages) * elements]);
+  float* const sums = buffer.get();
+  for (Size first = 0; first < batch; first += kImages) {
+    const Size count = std::min(kImages, batch - first);
+    in_parallel(pool, count, [=](Size n) {
+      const Size i = first + n;
+      const float* pixels = images + i * image.height * image.width * image.channels;
+      pixels = padded_rows(pixels, image, before, after, 0, image.height + before + after);
+      for (Size h = 0; h < height; h += step) {
+        const Right right{gradients + (i * height + h) * width * features, features, 1};
+        const Shape piece{size * image.channels, features, std::min(step, height - h), width};
+        for (Size k = 0; k < size; ++k) {
+          float* sum = sums + n * elements + k * size * image.channels * features;
+          multiply({pixels + (h + k) * row, 1, image.channels, row}, right, {sum, features, 1}, piece, h > 0);
+        }
       }
-    }
-  });
-  float* total = std::copy_n(sum_of_image, elements, result->typed_data()) - elements;
-  for (Size i = 1; i < batch; ++i)
-    for (Size j = 0; j < elements; ++j) total[j] += sum_of_image[i * elements + j];
+    });
+    if (first == 0) std::copy_n(sums, elements, total);
+    for (Size n = first == 0; n < count; ++n)
+      for (Size j = 0; j < elements; ++j) total[j] += sums[n * elements + j];
+  }
   return ffi::Error::Success();
 }
 

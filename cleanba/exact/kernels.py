@@ -4,22 +4,27 @@ It is compiled once, when it is first needed, because XLA's headers come with ja
 """
 
 import ctypes
+import errno
 import functools
 import hashlib
 import os
+import platform
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 SOURCE = Path(__file__).with_name("kernels.cc")
+FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fPIC", "-shared")
 # Contracted or reordered expressions would be other arithmetic (kernels.cc).
-FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-ffp-contract=off", "-fPIC", "-shared")
+ARITHMETIC = ("-fno-fast-math", "-ffp-contract=off")
 TARGETS = ("cleanba_matmul", "cleanba_convolve", "cleanba_convolve_kernel_gradient")
 
 
@@ -35,46 +40,64 @@ def load() -> None:
     Raises:
       ValueError: with one line, if they cannot be compiled.
     """
-    version = (SOURCE.read_bytes(), *map(str.encode, (*FLAGS, jax.__version__, os.uname().machine)))
-    name = hashlib.sha256(b"\0".join(version)).hexdigest()[:16]
-    library = cache_folder() / f"kernels-{name}.so"
-    if not library.exists():
-        _compile(library)
-    functions = ctypes.CDLL(str(library))
-    for target in TARGETS:
-        capsule = jax.ffi.pycapsule(getattr(functions, target))
-        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
-
-
-def _compile(library: Path) -> None:
     compiler = os.environ.get("CXX", "c++")
+    machine = (os.uname().machine, *platform.libc_ver(), jaxlib.__version__)
+    words = (*machine, compiler, *FLAGS, *ARITHMETIC)
+    name = hashlib.sha256(SOURCE.read_bytes() + "\0".join(words).encode()).hexdigest()[:16]
+    library = cache_folder() / f"kernels-{name}.so"
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed when it is complete, because several runs may begin at the same time.
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
-            command = [*shlex.split(compiler), *FLAGS, "-isystem", jax.ffi.include_dir()]
-            subprocess.run(
-                [*command, str(SOURCE), "-o", str(made)], check=True, capture_output=True, text=True
-            )
-            made.replace(library)
+        if not library.exists():
+            compile_library(library, shlex.split(compiler))
+        _check_owner(library.parent)
+        _check_owner(library)
+        functions = ctypes.CDLL(str(library))
     except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except subprocess.CalledProcessError as error:
-        problem = (error.stderr.strip().splitlines() or [f"{compiler} failed"])[0]
+        lines = error.stderr.strip().splitlines() or [f"{compiler} failed"]
+        problem = next((line for line in lines if "error" in line), lines[0])
     else:
+        for target in TARGETS:
+            capsule = jax.ffi.pycapsule(getattr(functions, target))
+            jax.ffi.register_ffi_target(target, capsule, platform="cpu")
         return
     raise ValueError(
-        f"--portable: its kernels cannot be compiled ({problem}); install a C++17 compiler, set CXX, or "
-        "give --no-portable"
+        f"--portable: its kernels cannot be compiled and loaded ({problem}); install a C++17 compiler, set "
+        "CXX, or give --no-portable"
     )
+
+
+def compile_library(library: Path, compiler: Sequence[str]) -> None:
+    """Compile kernels.cc.
+
+    Args:
+      library: file to make. It appears when it is complete, because several runs may begin at the same time.
+      compiler: its command, with flags that are put before those of this module.
+
+    Raises:
+      OSError: if the compiler or the folder is missing.
+      CalledProcessError: if the compiler fails.
+    """
+    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / library.name
+        command = [*compiler, *FLAGS, *ARITHMETIC, "-isystem", jax.ffi.include_dir()]
+        command += [str(SOURCE), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        made.replace(library)
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a file that another user could have made: it would be executed."""
+    if path.stat().st_uid not in (os.getuid(), 0):
+        raise PermissionError(errno.EPERM, "belongs to another user", str(path))
 
 
 def _call(target: str, shape: tuple[int, ...], *inputs: jax.Array, **attributes: Any) -> jax.Array:
+    if any(x.size == 0 for x in inputs):
+        raise ValueError(f"{target}: inputs of shapes {', '.join(str(x.shape) for x in inputs)}")
     load()
-    call = jax.ffi.ffi_call(
-        target, jax.ShapeDtypeStruct(shape, jnp.float32), vmap_method="sequential"
-    )
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(*inputs, **attributes)
 
 

@@ -112,7 +112,12 @@ def conv(
 
     Returns:
       Images [B, H', W', F], of the kernel's type.
+
+    Raises:
+      ValueError: for a stride or padding that is not allowed.
     """
+    if len(kernel) % stride or not 0 <= padding < len(kernel) or (stride > 1 and padding):
+        raise ValueError(f"kernel {kernel.shape}: stride {stride}, padding {padding}")
     if not portable:
         dimensions = ("NHWC", "HWIO", "NHWC")
         out = jax.lax.conv_general_dilated(

@@ -1,7 +1,8 @@
 """Where environment groups are computed: actor threads, actor devices, learner devices, processes.
 
-Everything here is a hardware setting. It may change how fast a run is, never what it computes. The one
-exception is the hyperparameter `portable`, which has to be set before jax starts.
+Everything here is a hardware setting. It may change how fast a run is, never what it computes. There are two
+exceptions: the hyperparameter `portable`, which has to be set before jax starts, and the size of XLA's thread
+pool without it.
 """
 
 import ctypes
@@ -19,11 +20,15 @@ Item = TypeVar("Item")
 # Some sums of a GPU have no fixed order, and autotuning chooses kernels by measured time.
 GPU_FLAGS = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 
-# XLA compiles for one instruction set on every processor, with approximations that all of them have alike.
-PORTABLE_FLAGS = "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false"
-PORTABLE_FEATURES = {"avx2", "fma"}  # that an x86-64 processor needs for it
+# XLA approximates functions in the same way for every processor, and makes the same machine code for all that
+# have AVX2. With --xla_cpu_max_isa=AVX2 it tunes code to a processor that has no more than AVX2.
+PORTABLE_FLAGS = "--xla_cpu_max_isa=AVX --xla_cpu_enable_platform_dependent_math=false"
+PORTABLE_FEATURES = {
+    "avx2",
+    "fma",
+}  # that an x86-64 processor needs, for speed and for exact kernels
 
-# XLA's thread pool without --portable, where it is part of the arithmetic, and the cores cannot decide it.
+# Default size of XLA's pool with --no-portable. It is fixed because the size changes the result.
 FIXED_POOL_SIZE = 8
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h

@@ -36,8 +36,10 @@ RETURNS_AVERAGED = 100  # newest episodes in the mean return of TensorBoard and 
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python, this project and some packages."""
+    """Return the versions of Python, this project, the C library (of sin and cos) and some packages."""
     own = {"python": platform.python_version(), "cleanba": __version__}
+    name, version = platform.libc_ver()
+    own |= {name: version} if name else {}
     return own | {package: metadata.version(package) for package in packages}
 
 
