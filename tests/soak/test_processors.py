@@ -40,6 +40,7 @@ def certify(out, *args):
         text=True,
         cwd=ROOT,
     )
+    assert (out / "x.json").exists(), done.stdout + done.stderr
     certificate = json.loads((out / "x.json").read_text())
     rows = [row for part in certificate["configurations"] for row in part["layouts"]]
     return done, rows

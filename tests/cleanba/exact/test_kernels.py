@@ -1,6 +1,10 @@
 """The kernels compute the chains that kernels.cc describes, and jax's products to rounding."""
 
 import functools
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 
 from cleanba.exact import kernels, placement
 from cleanba.exact.layers import conv, dense, orthonormal_columns
+from tests.cleanba.conftest import ROOT
 
 PIECE = 512  # as in kernels.cc
 
@@ -142,6 +147,7 @@ DENSE = [
     (512, 1),
     (3872, 256),
     (256, 18),
+    (256, 1),
 ]
 RESNET = [(84, 4, 16), (42, 16, 16), (42, 16, 32), (21, 32, 32), (11, 32, 32)]  # side, channels
 NATURE = [(84, 4, 8, 4, 32), (20, 32, 4, 2, 64), (9, 64, 3, 1, 64)]  # side, channels, size, stride
@@ -187,6 +193,66 @@ def test_columns_are_made_orthonormal_as_by_qr_with_a_positive_diagonal(shape):
     np.testing.assert_allclose(out.T @ out, np.eye(shape[1]), atol=2e-6)
 
 
+# ---- the same chains on every instruction set
+
+BITS = """
+import ctypes, hashlib, sys
+import jax
+from cleanba.exact import kernels
+functions = ctypes.CDLL(sys.argv[1])
+for target in kernels.TARGETS:
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(functions, target)), platform="cpu")
+kernels.load = lambda: None
+from tests.cleanba.exact.test_kernels import CONVOLUTIONS, normal
+results = [
+    kernels.matmul(normal(m, k), normal(k, n)) for m in (1, 15, 60) for k in (7, 600) for n in (1, 18, 70)
+]
+for batch, height, width, channels, size, features, before, after in CONVOLUTIONS:
+    x, kernel = normal(batch, height, width, channels), normal(size, size, channels, features)
+    out = kernels.convolve(x, kernel, before, after)
+    results += [out, kernels.convolve_kernel_gradient(x, normal(*out.shape), size, before, after)]
+print(hashlib.sha256(b"".join(jax.device_get(x).tobytes() for x in results)).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="instruction sets of x86-64")
+def test_all_instruction_sets_give_the_same_bits(tmp_path):
+    features = set(placement.cpu_info("flags").split())
+    sets = {"anywhere": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "fma"}}
+    outputs = {}
+    for name in (name for name, needed in sets.items() if needed <= features):
+        library = tmp_path / f"{name}.so"
+        kernels.compile_library(library, ["c++", f"-DMULTIPLY=multiply_{name}"])
+        done = subprocess.run(
+            [sys.executable, "-c", BITS, str(library)], check=True, capture_output=True, cwd=ROOT
+        )
+        outputs[name] = done.stdout
+    assert len(outputs) >= 2
+    assert len(set(outputs.values())) == 1
+
+
+def test_memory_of_many_images_is_bounded_and_their_order_kept():
+    x, gradient = normal(150, 5, 5, 2), normal(150, 3, 3, 4)
+    whole = kernels.convolve_kernel_gradient(x, gradient, 3, 0, 0)
+    images = [kernels.convolve_kernel_gradient(x[[i]], gradient[[i]], 3, 0, 0) for i in range(150)]
+    total = images[0]
+    for image in images[1:]:
+        total = total + image
+    np.testing.assert_array_equal(whole, total)
+
+
+def test_empty_inputs_and_layers_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="cleanba_matmul"):
+        kernels.matmul(normal(3, 0), normal(0, 4))
+    for options in ({"stride": 2}, {"padding": 3}, {"padding": -1}):
+        for portable in (True, False):
+            with pytest.raises(ValueError, match="stride"):
+                conv(
+                    normal(1, 9, 9, 2), normal(3, 3, 2, 4), normal(4), portable=portable, **options
+                )
+
+
 # ---- what may be missing
 
 
@@ -194,6 +260,22 @@ def test_columns_are_made_orthonormal_as_by_qr_with_a_positive_diagonal(shape):
 def nothing_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "cleanba"
+
+
+def test_a_damaged_library_is_one_line(monkeypatch, nothing_compiled):
+    monkeypatch.setattr(kernels, "compile_library", lambda path, compiler: path.write_bytes(b"x"))
+    nothing_compiled.mkdir()
+    with pytest.raises(ValueError, match=r"file too short.*--no-portable"):
+        kernels.load.__wrapped__()
+
+
+def test_a_library_of_another_user_is_not_executed(monkeypatch, nothing_compiled):
+    monkeypatch.setattr(kernels, "compile_library", lambda path, compiler: path.write_bytes(b"x"))
+    nothing_compiled.mkdir()
+    other = SimpleNamespace(st_uid=os.getuid() + 1)
+    monkeypatch.setattr(type(nothing_compiled), "stat", lambda path, **options: other)
+    with pytest.raises(ValueError, match="cleanba: belongs to another user"):
+        kernels.load.__wrapped__()
 
 
 @pytest.mark.parametrize(

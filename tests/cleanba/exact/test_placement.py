@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from cleanba.exact import placement
 from cleanba.exact.placement import (
     Hardware,
     default_num_env_groups,
@@ -142,3 +143,15 @@ def test_freed_memory_is_reused_without_page_faults():
 )
 def test_the_processes_of_a_node_divide_its_gpus(variables, gpus):
     assert local_gpus(3, variables) == gpus
+
+
+def test_features_of_the_processor_are_read_from_cpuinfo(monkeypatch):
+    text = (
+        "processor\t: 0\nmodel name\t: X 1\nmodel\t\t: 2\nflags\t\t: fpu avx2\nvmx flags\t: ept\n"
+    )
+    monkeypatch.setattr(placement.Path, "read_text", lambda path: text)
+    assert placement.cpu_model() == "X 1"
+    assert placement.cpu_info("model") == "2"
+    monkeypatch.setattr(placement.os, "uname", lambda: type("", (), {"machine": "x86_64"}))
+    with pytest.raises(ValueError, match="lacks fma; give --no-portable"):
+        placement.check_instruction_set()
