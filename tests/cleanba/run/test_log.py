@@ -51,7 +51,7 @@ def test_the_record_and_tensorboard_hold_what_was_written(tmp_path, capsys):
     run = read_run(log.directory)
     assert run.completed
     assert (len(run.updates()), len(run.rollouts()), len(run.episodes())) == (10, 10, 20)
-    assert run.info.versions.keys() == {"python", "cleanba", "numpy"}
+    assert run.info.versions.keys() == {"python", "cleanba", "glibc", "numpy"}
     found = scalars(log.directory)
     steps = [40, 80, 100]  # every fourth update, and the last
     assert [step for step, _ in found["charts/SPS"]] == steps
