@@ -15,7 +15,7 @@ from cleanba.audit.matrix import Setting
 from cleanba.record import Run, find_runs, read_run
 from cleanba.run.flags import flags
 
-# after which a run counts as hanging and is killed
+# Seconds after which a run counts as hanging and is killed.
 SECONDS_PER_TRIAL = 900
 SECONDS_PER_EMULATED_TRIAL = 3600
 

@@ -300,10 +300,3 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     with pytest.raises(ValueError, match="/dev/null/cleanba: Not a directory"):
         kernels.load.__wrapped__()
-
-
-def test_a_processor_without_fma_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(placement, "_cpu_features", lambda: {"sse4_2", "avx2"})
-    monkeypatch.setattr(placement.os, "uname", lambda: type("", (), {"machine": "x86_64"}))
-    with pytest.raises(ValueError, match="lacks fma; give --no-portable"):
-        placement.check_instruction_set()
