@@ -96,9 +96,10 @@ class ConvSequence(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), channels]."""
         x = max_pool_3x3_stride_2(Conv(self.channels, self.portable)(x))
-        for _ in range(2):
-            x = ResidualBlock(self.channels, self.portable)(x)
-        return x
+        # Saved models name the block that is constructed first, the outer one, ResidualBlock_0.
+        return ResidualBlock(self.channels, self.portable)(
+            ResidualBlock(self.channels, self.portable)(x)
+        )
 
 
 def _heads(hidden: jax.Array, num_actions: int, portable: bool) -> tuple[jax.Array, jax.Array]:
