@@ -269,12 +269,19 @@ def test_a_damaged_library_is_one_line(monkeypatch, nothing_compiled):
         kernels.load.__wrapped__()
 
 
-def test_a_library_of_another_user_is_not_executed(monkeypatch, nothing_compiled):
+@pytest.mark.parametrize("suffix", ["", ".so"])
+def test_a_library_in_a_folder_or_file_of_another_user_is_not_executed(
+    monkeypatch, nothing_compiled, suffix
+):
     monkeypatch.setattr(kernels, "compile_library", lambda path, compiler: path.write_bytes(b"x"))
     nothing_compiled.mkdir()
-    other = SimpleNamespace(st_uid=os.getuid() + 1)
-    monkeypatch.setattr(type(nothing_compiled), "stat", lambda path, **options: other)
-    with pytest.raises(ValueError, match="cleanba: belongs to another user"):
+    own, other = (SimpleNamespace(st_uid=os.getuid() + n) for n in range(2))
+    monkeypatch.setattr(
+        type(nothing_compiled),
+        "stat",
+        lambda path, **options: other if path.suffix == suffix else own,
+    )
+    with pytest.raises(ValueError, match=f"cleanba.*{suffix}: belongs to another user"):
         kernels.load.__wrapped__()
 
 
