@@ -20,9 +20,17 @@ Item = TypeVar("Item")
 # Some sums of a GPU have no fixed order, and autotuning chooses kernels by measured time.
 GPU_FLAGS = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 
-# XLA approximates functions in the same way for every processor, and makes the same machine code for all that
-# have AVX2. With --xla_cpu_max_isa=AVX2 it tunes code to a processor that has no more than AVX2.
-PORTABLE_FLAGS = "--xla_cpu_max_isa=AVX --xla_cpu_enable_platform_dependent_math=false"
+PORTABLE_FLAGS = " ".join(
+    (
+        # The same machine code for all processors that have AVX2. With AVX2 as the limit, XLA tunes code to a
+        # processor that has no more than that.
+        "--xla_cpu_max_isa=AVX",
+        # The same approximations of functions for every processor.
+        "--xla_cpu_enable_platform_dependent_math=false",
+        # No sums by YNNPACK, whose order depends on the processor and on the size of the pool.
+        "--xla_cpu_experimental_ynn_fusion_type=",
+    )
+)
 PORTABLE_FEATURES = {
     "avx2",
     "fma",
