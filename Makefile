@@ -86,8 +86,8 @@ certify: .venv/installed ## certify that layouts are bit-identical; writes site/
 check-bits: .venv/installed ## does this machine compute the bits that others computed? about a minute
 	$(BIN)/python -m cleanba.audit.check_bits $(call each_quoted,$(ARGS))
 
-replay: .venv/installed ## verify a run's episodes by re-simulating its actions: RUN=runs/quickstart/...
-	$(call need,RUN,runs/quickstart/...)$(BIN)/python -m cleanba.audit.replay $(call quoted,$(RUN))
+replay: .venv/installed ## verify a run's episodes by re-simulating its actions: RUN=runs/quickstart/... [ARGS="--segments 5"]
+	$(call need,RUN,runs/quickstart/...)$(BIN)/python -m cleanba.audit.replay $(call quoted,$(RUN)) $(call each_quoted,$(ARGS))
 
 check: .venv/installed lint ## linter, and the tests that train nothing and start no Ray or browser
 	$(PYTEST) -m "not slow and not soak"

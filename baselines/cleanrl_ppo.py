@@ -316,7 +316,7 @@ def prepare(args: Args) -> Plan:
         raise BadInput(
             f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
         )
-    run = run_id("cleanrl_ppo", args.env_id, args.seed, args.run, "one-device")
+    run = run_id(SYSTEM, args.env_id, args.seed, args.run, "one-device")
     check_run(run, args.num_envs, overwrite=args.run.overwrite)
     spec = describe_env(args.env_id, args.atari_preprocessing)
     name = default_network(spec.obs_shape) if args.network == "auto" else args.network
@@ -343,6 +343,7 @@ def begin_log(plan: Plan) -> RunLog:
     args = plan.args
     info = run_info(
         plan.run,
+        program=SYSTEM,
         hyperparameters=hyperparameters(args) | {"network": plan.network_name},
         hardware=placement.describe_hardware(layout(args), num_processes=1),
         packages=PACKAGES,

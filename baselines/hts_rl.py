@@ -529,6 +529,7 @@ def begin_log(plan: Plan, device: torch.device) -> RunLog:
     hardware["num_processes"] = 1 + args.num_envs + args.hardware.num_actors
     info = run_info(
         plan.run,
+        program="hts_rl",
         hyperparameters=hyperparameters(args) | {"network": plan.network_name},
         hardware=hardware,
         packages=PACKAGES,

@@ -625,6 +625,7 @@ def begin_log(plan: Plan, device: torch.device, torch_threads: int) -> RunLog:
     hardware |= {"torch_threads": torch_threads, "num_processes": args.num_actors + 1}
     info = run_info(
         plan.run,
+        program="monobeast_study",
         hyperparameters=hyperparameters(args) | chosen,
         hardware=hardware,
         packages=PACKAGES,

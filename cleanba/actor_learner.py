@@ -185,19 +185,22 @@ class EnvGroup:
         self._done = np.zeros(num_envs, bool)
         self._entry = Entry(np.zeros((1, num_envs), np.float32), np.ones((1, num_envs), bool))
 
-    def replay(self, actions: np.ndarray) -> bytes:
-        """Replay the actions of a recorded rollout, without a policy; return the digest so far.
+    def replay(self, actions: np.ndarray) -> tuple[bytes, list[Episode]]:
+        """Replay the actions of a recorded rollout, without a policy.
 
         Args:
           actions: int32 [T, B].
+
+        Returns:
+          The digest of the trajectory so far, and the episodes that ended in the rollout.
         """
         self._obs, rewards, dones, last_reward = play(self._envs, actions)
         firsts = np.concatenate([self._done[None], dones])[-2:-1]
         self._entry = Entry(last_reward[None], firsts)
         self._done = dones[-1]
         self._step += np.int32(len(actions))
-        self._statistics.count(rewards, dones)
-        return self._digest.update(actions, rewards, dones)
+        episodes = self._statistics.count(rewards, dones)
+        return self._digest.update(actions, rewards, dones), episodes
 
     def start_rollout(self, num_steps: int) -> None:
         """Allocate a rollout; its first observation is the last one of the previous rollout."""
@@ -248,6 +251,38 @@ class EnvGroup:
     def close(self) -> None:
         """Free the environments."""
         self._envs.close()
+
+
+class Spent(NamedTuple):
+    """Seconds that collecting a rollout has taken."""
+
+    env_time: float  # waiting for the environments
+    inference_time: float  # computing actions
+
+
+def collect(groups: Sequence[EnvGroup], num_steps: int, params: Any) -> Spent:
+    """Collect one rollout of every group, to be taken with `finish_rollout`.
+
+    Args:
+      groups: environment groups that act on one device.
+      num_steps: length of the rollout.
+      params: on that device.
+    """
+    env_time = inference_time = 0.0
+    for group in groups:
+        group.start_rollout(num_steps)
+    for t in range(num_steps + 1):
+        for group in groups:
+            # While this group's actions are computed, the other groups' environments step.
+            if t > 0:
+                before = time.perf_counter()
+                group.receive(t - 1)
+                env_time += time.perf_counter() - before
+            if t < num_steps:
+                before = time.perf_counter()
+                group.act(params, t)
+                inference_time += time.perf_counter() - before
+    return Spent(env_time, inference_time)
 
 
 class ActorThread(threading.Thread):
@@ -328,20 +363,7 @@ class ActorThread(threading.Thread):
     ) -> Rollout:
         """Collect one rollout of every group, all with the same parameters."""
         start = time.perf_counter()
-        env_time = inference_time = 0.0
-        for group in groups:
-            group.start_rollout(self._num_steps)
-        for t in range(self._num_steps + 1):
-            for group in groups:
-                # While this group's actions are computed, the other groups' environments step.
-                if t > 0:
-                    before = time.perf_counter()
-                    group.receive(t - 1)
-                    env_time += time.perf_counter() - before
-                if t < self._num_steps:
-                    before = time.perf_counter()
-                    group.act(params, t)
-                    inference_time += time.perf_counter() - before
+        spent = collect(groups, self._num_steps, params)
         data, traces, episodes = {}, {}, []
         first_step = (number - 1) * self._num_steps
         now = self._clock()
@@ -354,8 +376,8 @@ class ActorThread(threading.Thread):
                 episodes.append(FinishedEpisode(step, now, env_index, episode_return, length))
         times = {
             "rollout_time": time.perf_counter() - start,
-            "env_time": env_time,
-            "inference_time": inference_time,
+            "env_time": spent.env_time,
+            "inference_time": spent.inference_time,
         }
         return Rollout(self._thread, number, version, now, data, traces, episodes, times)
 

@@ -26,6 +26,8 @@ from cleanba.exact import psum, single_gradient
 from cleanba.exact.groups import GroupExchange, sum_over_microbatches, tree_sum
 from cleanba.exact.placement import Hardware
 from cleanba.preparation import Setup, prepare_run
+from cleanba.record import Run
+from cleanba.repetition import Repetition, repetition_of
 from cleanba.run.arguments import (
     Count,
     Hyper,
@@ -43,7 +45,7 @@ from cleanba.run.options import (
     RunOptions,
     TrackingOptions,
 )
-from cleanba.training import TrainState, Update
+from cleanba.training import Trainer, TrainState, Update
 
 
 @dataclass(frozen=True)
@@ -353,16 +355,26 @@ def prepare(args: Args) -> Setup:
     )
 
 
+def make_trainer(setup: Setup) -> Trainer:
+    """Initialise the parameters, and compile what a run needs."""
+    exchange = GroupExchange(setup.placement)
+    params = training.initial_params(setup)
+    optimizer, _ = make_optimizer(setup.args, setup.num_updates)
+    state = TrainState(params, jax.jit(optimizer.init)(params))
+    update = make_update(setup.args, setup, exchange)
+    return Trainer(state, make_act(setup.network), update, exchange)
+
+
+def repeat(run: Run) -> Repetition:
+    """Prepare to make the updates of a recorded run again, see `repetition.repetition_of`."""
+    return repetition_of(run, Args, prepare, make_trainer)
+
+
 def main(args: Args) -> None:
     """Check the arguments, train, and save and evaluate the model if the options ask for it."""
     setup = prepare(args)
     evaluate.warn_if_cannot_upload(args.model)
-    exchange = GroupExchange(setup.placement)
-    params = training.initial_params(setup)
-    optimizer, _ = make_optimizer(args, setup.num_updates)
-    state = TrainState(params, jax.jit(optimizer.init)(params))
-    update = make_update(args, setup, exchange)
-    training.train(setup, state, make_act(setup.network), update, exchange)
+    training.train(setup, make_trainer(setup))
     evaluate.show_model(setup)
 
 

@@ -86,7 +86,7 @@ def _rebuild(
         for frame in read_frames(path, setup.actions_shape, checkpoint.update):
             if failure.stopped.is_set():
                 raise Stopped
-            digest = group.replay(np.ascontiguousarray(frame.actions[:, columns]))
+            digest, _ = group.replay(np.ascontiguousarray(frame.actions[:, columns]))
             advance(setup.args.num_steps * setup.group_size)
     except DamagedActions as error:
         raise RecordError(f"{path}: {error}") from None
@@ -95,6 +95,35 @@ def _rebuild(
             f"{path}: the recorded actions do not lead environment group {group.index} to where "
             f"it was at update {checkpoint.update}"
         )
+
+
+def make_group(
+    setup: Setup, act: Act, index: int, device: jax.Device, stream: int | None = None
+) -> EnvGroup:
+    """Make an environment group of a run.
+
+    Args:
+      setup: the run.
+      act: compiled inference of one group, see `EnvGroup`.
+      index: index of the group in the run.
+      device: acts.
+      stream: of the group's random numbers; by default its index.
+    """
+    env_threads = setup.args.hardware.envpool_threads
+    if env_threads is None:
+        env_threads = min(len(os.sched_getaffinity(0)), setup.group_size)
+    compat = setup.args.compat
+    envs = make_envs(
+        setup.spec.env_id,
+        setup.env_seeds[index * setup.group_size : (index + 1) * setup.group_size],
+        env_threads,
+        setup.args.atari_preprocessing,
+        **env_overrides(compat, setup.spec.is_atari),
+    )
+    stream = index if stream is None else stream
+    key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, stream), device)
+    with_entry = restores(compat, "alignment") or restores(compat, "mask")
+    return EnvGroup(index, envs, setup.group_size, key, act, with_entry)
 
 
 def _make_actors(
@@ -106,28 +135,11 @@ def _make_actors(
     failure: Failure,
 ) -> list[ActorThread]:
     devices = jax.local_devices()
-    env_threads = setup.args.hardware.envpool_threads
-    if env_threads is None:
-        cores = len(os.sched_getaffinity(0))
-        env_threads = min(cores, setup.group_size)
 
-    compat = setup.args.compat
-
-    def make_group(index: int, actor: ActorPlacement) -> EnvGroup:
-        device = devices[actor.device_id]
-        seeds = setup.env_seeds[index * setup.group_size : (index + 1) * setup.group_size]
-        envs = make_envs(
-            setup.spec.env_id,
-            seeds,
-            env_threads,
-            setup.args.atari_preprocessing,
-            **env_overrides(compat, setup.spec.is_atari),
-        )
+    def make(index: int, actor: ActorPlacement) -> EnvGroup:
         # The original's actor threads start from one key.
-        stream = actor.groups.index(index) if restores(compat, "seeds") else index
-        key = jax.device_put(stream_key(setup.args.seed, ACTION_STREAM, stream), device)
-        with_entry = restores(compat, "alignment") or restores(compat, "mask")
-        group = EnvGroup(index, envs, setup.group_size, key, act, with_entry)
+        stream = actor.groups.index(index) if restores(setup.args.compat, "seeds") else index
+        group = make_group(setup, act, index, devices[actor.device_id], stream)
         if setup.checkpoint is not None:
             _rebuild(setup, setup.checkpoint, group, advance, failure)
         return group
@@ -135,7 +147,7 @@ def _make_actors(
     return [
         ActorThread(
             actor.thread,
-            lambda actor=actor: [make_group(index, actor) for index in actor.groups],
+            lambda actor=actor: [make(index, actor) for index in actor.groups],
             exchange.device_of,
             num_steps=setup.args.num_steps,
             steps_per_env_step=setup.num_envs,
@@ -149,33 +161,34 @@ def _make_actors(
     ]
 
 
-def train(
-    setup: Setup,
-    state: TrainState,
-    act: Act,
-    update: Update,
-    exchange: GroupExchange,
-) -> TrainState:
-    """Train, and record it.
+class Trainer(NamedTuple):
+    """An algorithm, compiled for a run.
 
-    Args:
-      setup: the checked run.
+    Attributes:
       state: initial parameters and optimiser state.
-      act: compiled inference of one group, see `EnvGroup`.
+      act: inference of one group, see `EnvGroup`.
       update: one update: (state, rollout by local group, number of the update from 1) to the next
         state and metrics (scalars on the device; `loss`, `learning_rate` and others).
       exchange: the devices of the groups.
-
-    Returns:
-      The final state.
     """
+
+    state: TrainState
+    act: Act
+    update: Update
+    exchange: GroupExchange
+
+
+def train(setup: Setup, trainer: Trainer) -> TrainState:
+    """Train, and record it; return the final state."""
+    state, act, update, exchange = trainer
     # An actor that wants to send its actions waits at most this long for the learner's Python code.
     sys.setswitchinterval(SWITCH_INTERVAL)
     # The Cleanba architecture collects its next rollout with the parameters before the newest, so a
     # checkpoint holds both.
     previous = state.params
     if setup.checkpoint is not None:
-        state, previous = _from_arrays(checkpoints.load(setup.checkpoint), state, previous)
+        arrays = checkpoints.load(setup.checkpoint)
+        state, previous = from_arrays(arrays, state, setup.args.concurrency)
     if len(set(exchange.gather_bytes(b"%d" % setup.updates_done))) > 1:
         raise RuntimeError("the processes found different checkpoints: do they share the folder?")
     with contextlib.ExitStack() as stack:
@@ -237,13 +250,18 @@ def train(
                 if log is not None:
                     times = UpdateTimes(now, now - last, get_time, training_time)
                     parts = [msgspec.msgpack.decode(data, type=Part) for data in encoded]
-                    digests = log_update(setup, log, parts, number, times, metrics, state.params)
                     every = setup.args.checkpoints.checkpoint_every
+                    saved = None
                     if every and number % every == 0:
+                        saved = to_arrays(state, previous if setup.args.concurrency else None)
+                    digests = log_update(
+                        setup, log, parts, number, times, metrics, state.params, saved
+                    )
+                    if saved is not None:
                         save_checkpoint(
                             setup,
                             log,
-                            _to_arrays(state, previous),
+                            saved,
                             update=number,
                             wall_time=now,
                             digests=digests,
@@ -268,23 +286,41 @@ def _naming_lost_processes(setup: Setup) -> Iterator[None]:
         ) from error
 
 
-def _to_arrays(state: TrainState, previous: Any) -> dict[str, np.ndarray]:
-    """Return what a checkpoint holds: all arrays by path, such as `['params']['Dense_0']['kernel']`."""
-    tree = {**state._asdict(), "previous": previous}
-    leaves = jax.tree.leaves_with_path(tree)
+def _checkpoint_tree(state: TrainState, previous: Any | None) -> dict[str, Any]:
+    return {**state._asdict(), "previous": previous}
+
+
+def to_arrays(state: TrainState, previous: Any | None) -> dict[str, np.ndarray]:
+    """Return what a checkpoint holds: all arrays by path, such as `['params']['Dense_0']['kernel']`.
+
+    Args:
+      state: of the learner.
+      previous: parameters that collect the next rollout, or None if they are the state's.
+    """
+    leaves = jax.tree.leaves_with_path(_checkpoint_tree(state, previous))
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def _from_arrays(
-    arrays: Mapping[str, np.ndarray], state: TrainState, previous: Any
+def from_arrays(
+    arrays: Mapping[str, np.ndarray], like: TrainState, concurrency: bool
 ) -> tuple[TrainState, Any]:
-    """Return the state and the previous parameters that a checkpoint holds.
+    """Return the state that a checkpoint holds, and the parameters that collect the next rollout.
 
     Args:
-      arrays: what `_to_arrays` returned.
-      state, previous: of the same structure.
+      arrays: what `to_arrays` returned.
+      like: a state of the same run, or its shapes.
+      concurrency: whether these parameters are the previous ones, see `to_arrays`.
+
+    Raises:
+      RecordError: with one line, if the arrays are those of another network or optimiser.
     """
-    like = {**state._asdict(), "previous": previous}
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(like)]
-    tree = jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in paths])
-    return TrainState(tree["params"], tree["opt_state"]), tree["previous"]
+    tree = _checkpoint_tree(like, like.params if concurrency else None)
+    leaves = jax.tree.leaves_with_path(tree)
+    expected = {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
+    found = {path: (array.shape, array.dtype) for path, array in arrays.items()}
+    for path in sorted({*found, *expected}):
+        if found.get(path) != expected.get(path):
+            raise RecordError(f"the checkpoint is that of another run: {path}")
+    tree = jax.tree.unflatten(jax.tree.structure(tree), [arrays[path] for path in expected])
+    acting = tree["previous"] if concurrency else tree["params"]
+    return TrainState(tree["params"], tree["opt_state"]), acting

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from cleanba.actor_learner import Rollout as CollectedRollout
 from cleanba.exact import placement
@@ -45,6 +46,7 @@ def begin_log(setup: Setup) -> RunLog:
     args = setup.args
     info = run_info(
         setup.run,
+        program=setup.name,
         hyperparameters=setup.hyperparameters,
         hardware=placement.describe_hardware(args.hardware, setup.placement.num_processes),
         packages=PACKAGES,
@@ -119,6 +121,7 @@ def log_update(
     times: UpdateTimes,
     metrics: Mapping[str, float],
     params: Any,
+    saved: Mapping[str, np.ndarray] | None,
 ) -> list[str]:
     """Log one update.
 
@@ -130,6 +133,7 @@ def log_update(
       times: of the update.
       metrics: losses, `learning_rate` and others, by their names in `Update`.
       params: after the update.
+      saved: arrays of the checkpoint that will be written after the update, if one will.
 
     Returns:
       Digest of each environment group's trajectory so far, for a checkpoint.
@@ -146,6 +150,7 @@ def log_update(
         **metrics,
         **{name: round(value, 6) for name, value in seconds.items()},
         fingerprint=fingerprint(params) if marked else None,
+        checkpoint=UNSET if saved is None else fingerprint(saved),
     )
     episodes = [episode for part in parts for episode in part.episodes]
     episodes.sort(key=lambda e: (e.step, e.env_index))

@@ -40,6 +40,7 @@ def begin_record(plan: Plan, resume: bool) -> tuple[RunLog, Recorder, float]:
     device = torch.device("cuda" if use_cuda else "cpu")
     info = run_info(
         plan.run,
+        program="moolib_atari",
         hyperparameters=hyperparameters(args) | {"network": plan.network},
         hardware=asdict(args.hardware) | describe_device(device),
         packages=PACKAGES,

@@ -159,7 +159,13 @@ def begin_log(plan: Plan) -> RunLog:
     recorded = hyperparameters(args) | {"network": plan.network} | plan.scheme._asdict()
     hardware = asdict(args.hardware) | describe_device(torch.device("cpu"))
     hardware["num_processes"] = 1 + num_actors(plan)
-    info = run_info(plan.run, hyperparameters=recorded, hardware=hardware, packages=PACKAGES)
+    info = run_info(
+        plan.run,
+        program="worker_schemes",
+        hyperparameters=recorded,
+        hardware=hardware,
+        packages=PACKAGES,
+    )
     return RunLog(
         plan.run,
         info,

@@ -1,26 +1,47 @@
-"""Verify a run's episodes without its network: simulate its recorded actions again.
+"""Verify a run: simulate its recorded actions again, and repeat segments of its training.
 
     python -m cleanba.audit.replay runs/<study>/<run>
-    make replay RUN=runs/<study>/<run>
+    python -m cleanba.audit.replay runs/<study>/<run> --segments 5
+    make replay RUN=runs/<study>/<run> ARGS="--segments 5"
 
-Exit code 0: the actions reproduce every episode of the record. 1: they do not; the first difference is
-printed. 2: there is no record, or it has no actions. A run that did not complete is verified up to its last
-recorded action, and the output says so.
+Episodes need no network. Segments of the training are drawn at random, see segments.py.
+
+Exit code 0: all that was computed equals the record. 1: it does not; the first difference is printed. 2:
+there is no record, or it has no actions, or its training cannot be repeated here. A run that did not complete
+is verified up to its last recorded action, and the output says so.
 """
 
+import contextlib
+import importlib
 import itertools
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import tyro
 from msgspec import UNSET, Meta
 from tqdm import tqdm
 
+from cleanba.audit.segments import (
+    Mismatch,
+    NotRepeatable,
+    Repetition,
+    Replayed,
+    Segment,
+    begin,
+    can_begin,
+    chance_of_missing,
+    check_update,
+    draw,
+    segments_of,
+)
 from cleanba.compatibility import env_overrides, overlapping_seeds, restores
 from cleanba.environments import (
+    Episode,
     EpisodeStatistics,
     check_env_id,
     describe_env,
@@ -40,11 +61,21 @@ from cleanba.record.actions import (
 from cleanba.record.consistency import contradictions
 from cleanba.record.encoding import describe_error
 from cleanba.record.schema import Count
+from cleanba.run.arguments import CountOrZero
 from cleanba.run.command_line import BadInput, input_checks, run_command_line
 
+# Modules of the programs whose updates can be made again. A record names a program, never a module.
+MODULES = {
+    "cleanba_ppo": "cleanba.cleanba_ppo",
+    "cleanba_impala": "cleanba.cleanba_impala",
+}
 
-class Mismatch(Exception):
-    """The recorded actions contradict the record; the message is one line with the first difference."""
+SHARES = (
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+)  # of falsified segments, for which the chance of missing them is printed
 
 
 class Verified(NamedTuple):
@@ -54,6 +85,7 @@ class Verified(NamedTuple):
     steps: int
     rollouts: int
     recorded: int  # episodes of the record; more than `episodes` if its actions end before them
+    updates: int  # made again
 
 
 class Options(msgspec.Struct):
@@ -120,62 +152,63 @@ def shape_of(run: Run) -> Shape:
     return Shape(options.num_steps, options.num_envs, run.info.num_actions)
 
 
-def _simulate(
-    run: Run, frames: Iterator[Frame], num_threads: int
-) -> Iterator[list[dict[str, Any]]]:
-    """Replay the frames of a record, and check the digest of each.
+class Simulation:
+    """The environments of a run, without its network: one pool of all, because their trajectories depend on
+    seeds and actions alone."""
+
+    def __init__(self, run: Run, num_threads: int):
+        """Make the environments.
+
+        Args:
+          run: the record.
+          num_threads: EnvPool threads.
+
+        Raises:
+          Mismatch: if the environment has another number of actions than the record.
+        """
+        options = options_of(run)
+        spec = describe_env(run.info.env_id, options.atari_preprocessing)
+        if spec.num_actions != run.info.num_actions:  # environments do not check actions
+            raise Mismatch(f"run.json: {run.info.env_id} has {spec.num_actions} actions")
+        self._envs = make_envs(
+            run.info.env_id,
+            _seeds_of(run),
+            num_threads,
+            options.atari_preprocessing,
+            **env_overrides(options.compat, spec.is_atari),
+        )
+        self._statistics = EpisodeStatistics(options.num_envs)
+        self._digests = [GroupDigest() for _ in range(options.num_env_groups)]
+        self._envs.async_reset()
+        self._envs.recv()
+
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through the actions [T, N] of a rollout."""
+        _, rewards, dones, _ = play(self._envs, actions)
+        groups = (np.split(x, len(self._digests), axis=1) for x in (actions, rewards, dones))
+        digest = combine_digests(
+            digest.update(*parts) for digest, *parts in zip(self._digests, *groups, strict=True)
+        )
+        return Replayed(actions, digest, self._statistics.count(rewards, dones))
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._envs.close()
+
+
+def repetition(run: Run, module: str | None = None) -> Repetition:
+    """Prepare to make the updates of a record again.
 
     Args:
       run: the record.
-      frames: its recorded actions.
-      num_threads: EnvPool threads.
-
-    Yields:
-      The episodes that ended in each rollout, with the fields of `episodes.jsonl` except the wall time.
+      module: with a function `repeat(run)`; by default that of the program that the record names.
 
     Raises:
-      Mismatch: if a simulated rollout differs from its recorded digest.
+      NotRepeatable: with one line.
     """
-    options = options_of(run)
-    num_envs, num_groups = options.num_envs, options.num_env_groups
-    spec = describe_env(run.info.env_id, options.atari_preprocessing)
-    if spec.num_actions != run.info.num_actions:  # environments do not check actions
-        raise Mismatch(f"run.json: {run.info.env_id} has {spec.num_actions} actions")
-    # One pool of all environments: their trajectories depend on seeds and actions alone.
-    envs = make_envs(
-        run.info.env_id,
-        _seeds_of(run),
-        num_threads,
-        options.atari_preprocessing,
-        **env_overrides(options.compat, spec.is_atari),
-    )
-    statistics = EpisodeStatistics(num_envs)
-    digests = [GroupDigest() for _ in range(num_groups)]
-    size = num_envs // num_groups
-    envs.async_reset()
-    envs.recv()
-    for number, frame in enumerate(frames):
-        _, rewards, dones, _ = play(envs, frame.actions)
-        columns = [slice(g * size, (g + 1) * size) for g in range(num_groups)]
-        found = combine_digests(
-            digest.update(frame.actions[:, c], rewards[:, c], dones[:, c])
-            for digest, c in zip(digests, columns, strict=True)
-        )
-        if found != frame.digest:
-            raise Mismatch(
-                f"{ACTIONS_FILE}, rollout {number + 1}: actions, rewards or ends of episodes differ "
-                "from the recorded digest"
-            )
-        yield [
-            {
-                "step": (number * len(rewards) + e.t + 1) * num_envs,
-                "env_index": e.index,
-                "return": e.episode_return,
-                "length": e.length,
-            }
-            for e in statistics.count(rewards, dones)
-        ]
-    envs.close()
+    if module is None and (module := MODULES.get(run.info.program or "")) is None:
+        raise NotRepeatable("the training of its system cannot be repeated")
+    return importlib.import_module(module).repeat(run)
 
 
 def check_whole(run: Run) -> int:
@@ -219,12 +252,18 @@ def check_whole(run: Run) -> int:
     return frames
 
 
-def verify(run: Run, num_threads: int, progress: bool = False) -> Verified:
-    """Compare every episode of a record with the simulation of its actions.
+def verify(
+    run: Run,
+    simulation: Simulation | Repetition,
+    segments: Sequence[Segment] = (),
+    progress: bool = False,
+) -> Verified:
+    """Compare a record with the simulation of its actions, and with some of its updates made again.
 
     Args:
       run: the record.
-      num_threads: EnvPool threads.
+      simulation: of the run, at its beginning. It is closed.
+      segments: to be repeated, in their order; they need a `Repetition`.
       progress: show a progress bar.
 
     Returns:
@@ -247,22 +286,63 @@ def verify(run: Run, num_threads: int, progress: bool = False) -> Verified:
         if last > (rollouts + 1) * batch and run.info.status != "running":
             raise Mismatch(f"an episode ends at step {last}, the actions at {rollouts * batch}")
         recorded = [row for row in recorded if row["step"] <= rollouts * batch]
+    updates = run.updates()
+    begins = {segment.start: segment for segment in segments}
+    repeated = {n for start, end in segments for n in range(start, end)}
     count = 0
-    frames = read_frames(run.path / ACTIONS_FILE, shape, rollouts)
     bar = tqdm(total=rollouts * batch, unit="step", unit_scale=True, disable=not progress)
-    with bar:
-        for episodes in _simulate(run, frames, num_threads):
-            claimed = recorded[count : count + len(episodes)]
-            for found, claim in itertools.zip_longest(episodes, claimed):
+    with bar, contextlib.closing(simulation):
+        for number, frame in enumerate(read_frames(run.path / ACTIONS_FILE, shape, rollouts)):
+            if number in begins:
+                begin(run, simulation, begins[number], updates)
+            if number in repeated:
+                made, metrics = simulation.update()
+                check_rollout(frame, made, number)
+                check_update(updates[number], simulation, metrics)
+            else:
+                made = simulation.replay(frame.actions)
+                check_rollout(frame, made, number)
+            found = [_as_recorded(e, number, shape) for e in made.episodes]
+            claimed = recorded[count : count + len(found)]
+            for episode, claim in itertools.zip_longest(found, claimed):
                 count += 1
-                if found != claim:
-                    raise Mismatch(f"episode {count}: {_differences(claim, found)}")
+                if episode != claim:
+                    raise Mismatch(f"episode {count}: {_differences(claim, episode)}")
             bar.update(batch)
     if count < len(recorded):
         raise Mismatch(
             f"episode {count + 1}: recorded {recorded[count]}, but the actions end before it"
         )
-    return Verified(count, rollouts * batch, rollouts, total)
+    return Verified(count, rollouts * batch, rollouts, total, len(repeated))
+
+
+def check_rollout(frame: Frame, made: Replayed, number: int) -> None:
+    """Compare a recorded rollout with a simulated one.
+
+    Raises:
+      Mismatch: with the first action that differs, or because rewards or ends of episodes do.
+    """
+    where = f"{ACTIONS_FILE}, rollout {number + 1}"
+    if frame.actions is not made.actions and (frame.actions != made.actions).any():
+        t, index = np.argwhere(frame.actions != made.actions)[0]
+        raise Mismatch(
+            f"{where}: step {t + 1} of environment {index}: action {frame.actions[t, index]} recorded, "
+            f"{made.actions[t, index]} computed"
+        )
+    if frame.digest != made.digest:
+        raise Mismatch(
+            f"{where}: actions, rewards or ends of episodes differ from the recorded digest"
+        )
+
+
+def _as_recorded(episode: Episode, number: int, shape: Shape) -> dict[str, Any]:
+    """Return an episode of a rollout with the fields of `episodes.jsonl`, except the wall time."""
+    return {
+        "step": (number * shape.num_steps + episode.t + 1) * shape.num_envs,
+        "env_index": episode.index,
+        "return": episode.episode_return,
+        "length": episode.length,
+    }
 
 
 def _differences(claim: dict[str, Any] | None, found: dict[str, Any]) -> str:
@@ -283,6 +363,12 @@ class Args:
     """Folder of the run record."""
     threads: Annotated[int, Meta(ge=1, le=1024, description="from 1 to 1024")] | None = None
     """EnvPool threads; by default the number of cores."""
+    segments: CountOrZero = 0
+    """Segments of the training to repeat, from one checkpoint to the next."""
+    seed: CountOrZero | None = None
+    """Seed that draws the segments; by default one that nobody could know before."""
+    module: str | None = None
+    """Module that repeats the updates of another system (docs/adding-a-baseline.md)."""
     progress: bool = True
     """Show a progress bar."""
 
@@ -294,8 +380,17 @@ def main(args: Args) -> None:
     with input_checks():
         check_env_id(run.info.env_id)
         env_seeds(run.info.seed, 0, shape_of(run).num_envs)
+    seed = secrets.randbits(32) if args.seed is None else args.seed
     try:
-        done = verify(run, threads, args.progress)
+        drawn, simulation = [], None
+        if args.segments:
+            every = segments_of(run.updates())
+            available = [segment for segment in every if can_begin(run, segment)]
+            drawn = draw(available, args.segments, np.random.default_rng(seed))
+            simulation = repetition(run, args.module)
+        done = verify(run, simulation or Simulation(run, threads), drawn, args.progress)
+    except NotRepeatable as error:
+        raise BadInput(f"{run.path}: {error}") from None
     except (Mismatch, RecordError, DamagedActions) as error:
         print(f"not verified: {run.path}: {error}")
         raise SystemExit(1) from None
@@ -303,6 +398,16 @@ def main(args: Args) -> None:
         f"verified: {done.episodes:,} of {done.recorded:,} episodes, {done.steps:,} steps, "
         f"{done.rollouts:,} rollouts"
     )
+    if drawn:
+        print(
+            f"repeated: {done.updates:,} updates, in {len(drawn)} of {len(every)} segments (seed {seed}): "
+            + ", ".join(f"{start + 1}-{end}" for start, end in drawn)
+        )
+        for share in SHARES:
+            chance = chance_of_missing(share, len(every), len(available), len(drawn))
+            print(
+                f"  if {share:.0%} of the segments were falsified, this had missed it with {chance:.1%}"
+            )
     if not run.completed:
         print(
             f"(the run is {run.info.status}, not completed: verified up to its last recorded action)"

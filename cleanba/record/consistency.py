@@ -86,6 +86,10 @@ def _collector(row: Rollout) -> tuple[int, int, int]:
 
 
 def _of_run(run: Run) -> Iterator[str]:
+    for name in ("env_id", "seed"):
+        value = getattr(run.info, name)
+        if run.info.hyperparameters.get(name, value) != value:
+            yield f"run.json: its {name} contradicts the hyperparameters"
     if run.files:
         for name in FILE_OF_ROW.values():
             if name not in run.files and (run.path / name).is_file():

@@ -61,6 +61,7 @@ class RunInfo(Struct, kw_only=True):
     env_id: Name
     seed: Count
     study: Name = "default"
+    program: Name | UnsetType = UNSET
     hyperparameters: dict[str, Any] = {}
     hardware: dict[str, Any] = {}
     versions: dict[str, str] = {}
@@ -134,6 +135,7 @@ class Update(Struct, kw_only=True, gc=False):
     num_lost: Count | UnsetType = UNSET
     gradient_version: Version | UnsetType = UNSET
     fingerprint: Digest | None = None
+    checkpoint: Digest | UnsetType = UNSET
 
 
 Row = Episode | Rollout | Update

@@ -46,6 +46,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 def run_info(
     run: RunId,
     *,
+    program: str,
     hyperparameters: Mapping[str, Any],
     hardware: Mapping[str, Any],
     packages: Iterable[str],
@@ -54,6 +55,7 @@ def run_info(
 
     Args:
       run: what names it.
+      program: its module, without the packages.
       hyperparameters: everything that may change what is learned.
       hardware: everything that may only change how fast.
       packages: those whose versions the result may depend on.
@@ -64,6 +66,7 @@ def run_info(
         env_id=run.env_id,
         seed=run.seed,
         study=run.study,
+        program=program,
         hyperparameters=dict(hyperparameters),
         hardware=dict(hardware),
         versions=versions(packages),

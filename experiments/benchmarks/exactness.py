@@ -151,7 +151,7 @@ def seconds_of_envpool(env_id: str, num_envs: int, threads: int, steps: int) -> 
 
 def measure_actions(workload: Workload, repetitions: int) -> Values:
     """Train once, and measure the cost of recording its actions and the speed of their replay."""
-    from cleanba.audit.replay import verify
+    from cleanba.audit.replay import Simulation, verify
 
     threads = min(speed.cores(), workload.num_envs)
     with tempfile.TemporaryDirectory() as temporary:
@@ -167,7 +167,7 @@ def measure_actions(workload: Workload, repetitions: int) -> Values:
         for _ in range(repetitions):
             envpool_time += seconds_of_envpool(workload.env_id, workload.num_envs, threads, steps)
             start = time.perf_counter()
-            verify(run, threads)
+            verify(run, Simulation(run, threads))
             replay_time += time.perf_counter() - start
     return {
         "bytes_per_step": shape.frame_size / batch,

@@ -316,7 +316,11 @@ def test_a_run_of_the_original_s_arithmetic_on_the_paper_s_layout_resumes(tmp_pa
     runs("killed", "--checkpoint-every", "3", "--resume")
     check_equal(runs.path("straight"), runs.path("killed"))
     straight = read_run(runs.path("straight"))
-    assert replay.verify(straight, 1).episodes == len(straight.episodes()) > 0
+    assert (
+        replay.verify(straight, replay.Simulation(straight, 1)).episodes
+        == len(straight.episodes())
+        > 0
+    )
     assert straight.info.hyperparameters["compat"] == ["original"]
 
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from cleanba.audit.replay import Mismatch, shape_of, verify
+from cleanba.audit.replay import Mismatch, Simulation, shape_of, verify
 from cleanba.record import ACTIONS_FILE, RecordError, read_run
 from cleanba.record.actions import DamagedActions, Frame, Shape, pack, read_frames, unpack
 from tests.cleanba.conftest import Trainer, lines
@@ -31,6 +31,11 @@ def records(tmp_path_factory):
     }
 
 
+def check(folder):
+    run = read_run(folder)
+    verify(run, Simulation(run, 1))
+
+
 def replay(folder):
     return subprocess.run(
         [sys.executable, "-m", "cleanba.audit.replay", str(folder), "--no-progress"],
@@ -46,7 +51,7 @@ def test_an_untouched_record_is_verified_on_any_number_of_threads(records, env_i
     episodes = len(lines(records[env_id], "episodes"))
     assert episodes > (100 if env_id == "CartPole-v1" else 4)
     for threads in (1, 2):
-        assert verify(run, threads)[:2] == (episodes, 4096)
+        assert verify(run, Simulation(run, threads))[:2] == (episodes, 4096)
     done = replay(records[env_id])
     assert done.returncode == 0
     assert done.stdout.startswith(f"verified: {episodes:,} of {episodes:,} episodes")
@@ -137,7 +142,7 @@ def test_tampering_is_caught_in_every_trial(records, env_id, trials, tmp_path):
         if way is not remove_file:  # the checksums fit: the simulation has to notice
             seal(folder)
         with pytest.raises((Mismatch, RecordError, DamagedActions)):
-            verify(read_run(folder), num_threads=1)
+            check(folder)
         shutil.rmtree(folder)
 
 
@@ -165,9 +170,8 @@ def test_an_action_that_changes_an_episode_is_caught_by_the_episode_too(records,
         forged += pack(Frame(frame.actions, combine_digests(new)), shape)
     (folder / ACTIONS_FILE).write_bytes(forged)
     seal(folder)
-    run = read_run(folder)
     with pytest.raises(Mismatch, match="episode 1: environment"):
-        verify(run, num_threads=1)
+        check(folder)
 
 
 @pytest.mark.slow

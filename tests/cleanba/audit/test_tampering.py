@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from analysis import importers
-from cleanba.audit.replay import Mismatch, verify
+from cleanba.audit.replay import Mismatch, Simulation, verify
 from cleanba.record import ACTIONS_FILE, RecordError, read_run
 from cleanba.record.actions import DamagedActions
 from cleanba.record.consistency import contradictions
@@ -143,6 +143,7 @@ TAMPERINGS = {
     "the last actions cut off": cut_actions,
     "two rollouts' actions exchanged": exchange_frames,
     "another seed": of_info(lambda info: info.update(seed=2)),
+    "another seed for the learner": of_info(lambda info: info["hyperparameters"].update(seed=2)),
     "fewer timesteps": of_info(lambda info: info["hyperparameters"].update(total_timesteps=1024)),
     "other actions": of_info(lambda info: info.update(num_actions=3)),
 }  # fmt: skip
@@ -163,7 +164,8 @@ def honest(tmp_path_factory):
 def is_caught(folder):
     """Whether replay or `analysis quality --strict` refuses a record."""
     try:
-        verify(read_run(folder), 1)
+        run = read_run(folder)
+        verify(run, Simulation(run, 1))
     except (Mismatch, RecordError, DamagedActions, BadInput):
         return True
     return bool(len(importers.read([str(folder)]).quality))
@@ -182,7 +184,7 @@ def test_every_tampering_is_caught_and_an_honest_record_is_not(honest, tmp_path)
         if not is_caught(folder):
             missed.append(name)
     assert not missed
-    assert len(TAMPERINGS) == 42
+    assert len(TAMPERINGS) == 43
 
 
 @pytest.mark.slow

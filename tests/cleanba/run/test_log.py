@@ -16,7 +16,9 @@ from cleanba.run.options import RunId, RunOptions, check_run, run_id
 
 def make_log(folder, **options):
     run = RunId("mine", "cpu", "Catch-v0", 1, "test", str(folder))
-    info = run_info(run, hyperparameters={"rate": 0.1}, hardware={}, packages=("numpy",))
+    info = run_info(
+        run, program="mine", hyperparameters={"rate": 0.1}, hardware={}, packages=("numpy",)
+    )
     return RunLog(run, info, **({"total_steps": 100} | options))
 
 

@@ -1,0 +1,206 @@
+"""Segments of a run's training, which an audit repeats from one checkpoint to the next.
+
+The updates of a run are cut at its checkpoints. A segment begins with the initial parameters or with those
+of a checkpoint, and ends with the fingerprint of the next checkpoint or of the run's end. Whoever published
+the run does not know which segments will be drawn.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta
+
+from cleanba.environments import Episode
+from cleanba.record import RecordError, Run, Update, checkpoints, fingerprint
+from cleanba.record.encoding import describe_error, jsonable
+from cleanba.record.folder import CHECKPOINTS_FOLDER
+
+# Fields of an update that depend on time, and those that are compared on their own.
+MEASURED = (
+    "wall_time", "update_seconds", "rollout_queue_get_time", "params_queue_get_time",
+    "rollout_queue_put_time", "rollout_time", "inference_time", "env_time", "training_time",
+)  # fmt: skip
+DIGESTS = ("fingerprint", "checkpoint")
+
+
+class NotRepeatable(Exception):
+    """The training cannot be repeated here; the message is one line with the reason."""
+
+
+class Mismatch(Exception):
+    """The record contradicts what was computed; the message is one line with the first difference."""
+
+
+class Replayed(NamedTuple):
+    """One rollout of all N environments of a run."""
+
+    actions: np.ndarray  # int32 [T, N]
+    digest: bytes  # of the trajectories so far, see `record.actions`
+    episodes: list[Episode]  # that ended, in the order of steps and environments
+
+
+class Repeated(NamedTuple):
+    """One update, made again."""
+
+    rollout: Replayed
+    metrics: dict[str, Any]  # fields of the row `Update`, those that depend on time left out
+
+
+class Repetition(Protocol):
+    """A run whose updates can be made again, from its beginning. What an audit needs of a system."""
+
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through the recorded actions [T, N] of the next rollout."""
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the learner's state from the arrays of a checkpoint, after as many updates as there were.
+
+        Raises:
+          RecordError: with one line, if they are not those of this run's network and optimiser.
+        """
+
+    def update(self) -> Repeated:
+        """Make the next update."""
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the parameters."""
+
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """Return what a checkpoint holds after the updates so far."""
+
+    def close(self) -> None:
+        """Free the environments."""
+
+
+class Segment(NamedTuple):
+    """Updates from `start` + 1 to `end`."""
+
+    start: int
+    end: int
+
+
+class Size(msgspec.Struct):
+    """Hyperparameters that decide how much memory and time an update takes, and their limits."""
+
+    num_envs: Annotated[int, Meta(ge=1, le=4096)]
+    num_steps: Annotated[int, Meta(ge=1, le=2**16)]
+    update_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
+    num_minibatches: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    gradient_accumulation_steps: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    channels: Annotated[list[Annotated[int, Meta(ge=1, le=512)]], Meta(max_length=3)] | None = None
+    hiddens: Annotated[list[Annotated[int, Meta(ge=1, le=8192)]], Meta(max_length=8)] | None = None
+
+
+def check_size(run: Run) -> None:
+    """Refuse to repeat what would take too much memory or time; a stranger may have written the record.
+
+    Raises:
+      NotRepeatable: with one line.
+    """
+    try:
+        size = msgspec.convert(run.info.hyperparameters, Size)
+    except msgspec.ValidationError as error:
+        raise NotRepeatable(f"hyperparameters: {describe_error(error)}") from None
+    if size.num_envs * size.num_steps > 2**18:
+        raise NotRepeatable(f"batches of {size.num_envs * size.num_steps} steps are too large")
+
+
+def segments_of(updates: Sequence[Update]) -> list[Segment]:
+    """Return all segments of a run, in their order."""
+    cuts = [n for n, row in enumerate(updates, start=1) if row.checkpoint is not UNSET]
+    ends = sorted({*cuts, len(updates)})
+    return [Segment(*pair) for pair in zip([0, *ends], ends, strict=False)]
+
+
+def checkpoint_of(run: Run, segment: Segment) -> checkpoints.Checkpoint | None:
+    """Return the checkpoint with which a segment begins; None for the initial parameters.
+
+    Raises:
+      NotRepeatable: if it is not in the record.
+      RecordError: with one line, if it is damaged.
+    """
+    if segment.start == 0:
+        return None
+    folder = run.path / CHECKPOINTS_FOLDER / f"{segment.start:08d}"
+    if not (folder / checkpoints.MARKER).is_file():
+        raise NotRepeatable(f"no checkpoint of update {segment.start}")
+    return checkpoints.read(folder)
+
+
+def can_begin(run: Run, segment: Segment) -> bool:
+    """Whether the record has what a segment begins with."""
+    folder = run.path / CHECKPOINTS_FOLDER / f"{segment.start:08d}"
+    return segment.start == 0 or (folder / checkpoints.MARKER).is_file()
+
+
+def draw(segments: Sequence[Segment], count: int, rng: np.random.Generator) -> list[Segment]:
+    """Draw `count` of the segments without replacement, or all if there are not more."""
+    count = min(count, len(segments))
+    chosen = rng.choice(len(segments), size=count, replace=False)
+    return [segments[i] for i in sorted(chosen)]
+
+
+def chance_of_missing(share: float, total: int, available: int, drawn: int) -> float:
+    """Return the largest probability with which falsified segments are all missed.
+
+    Those that cannot be drawn are falsified first.
+
+    Args:
+      share: of the segments that are falsified, more than 0.
+      total: segments of the run.
+      available: those that could be drawn.
+      drawn: those that were, without replacement.
+    """
+    bad = max(0, math.ceil(share * total) - (total - available))
+    return math.comb(available - bad, drawn) / math.comb(available, drawn)
+
+
+def begin(run: Run, repetition: Repetition, segment: Segment, updates: Sequence[Update]) -> None:
+    """Bring the learner to the beginning of a segment.
+
+    Raises:
+      Mismatch: if the checkpoint is not the one that the record describes.
+    """
+    if segment.start == 0:
+        return
+    where = f"checkpoint of update {segment.start}"
+    try:
+        arrays = checkpoints.load(checkpoint_of(run, segment))
+        if fingerprint(arrays) != updates[segment.start - 1].checkpoint:
+            raise Mismatch(f"{where}: its arrays differ from the digest in updates.jsonl")
+        repetition.restore(arrays)
+    except RecordError as error:
+        raise Mismatch(f"{where}: {error}") from None
+
+
+def check_update(row: Update, repetition: Repetition, metrics: Mapping[str, Any]) -> None:
+    """Compare a recorded update with the one that was made again.
+
+    Args:
+      row: the record's.
+      repetition: after the update.
+      metrics: of the update.
+
+    Raises:
+      Mismatch: with the first field that differs.
+    """
+    where = f"update {row.version - 1}"
+    recorded = {
+        name: value
+        for name, value in msgspec.structs.asdict(row).items()
+        if name not in (*MEASURED, *DIGESTS, "version", "step") and value is not UNSET
+    }
+    metrics = jsonable(dict(metrics))
+    for name in sorted({*recorded, *metrics}):
+        then, now = (x.get(name, "nothing") for x in (recorded, metrics))
+        if then != now:
+            raise Mismatch(f"{where}: {name} {then} recorded, {now} computed")
+    if row.fingerprint is not None and row.fingerprint != repetition.fingerprint():
+        raise Mismatch(f"{where}: the parameters differ from their fingerprint")
+    if row.checkpoint is not UNSET and row.checkpoint != fingerprint(repetition.arrays()):
+        raise Mismatch(
+            f"{where}: parameters or optimiser state differ from the checkpoint's digest"
+        )

@@ -1,0 +1,239 @@
+"""Segments of an honest run are verified on any layout; falsified ones are refuted once they are drawn."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cleanba.audit import replay
+from cleanba.audit.replay import Simulation, verify
+from cleanba.audit.segments import (
+    Mismatch,
+    NotRepeatable,
+    Segment,
+    can_begin,
+    chance_of_missing,
+    draw,
+    segments_of,
+)
+from cleanba.record import Run, checkpoints, fingerprint, read_run
+from tests.cleanba.conftest import ROOT, SMALL, Trainer
+from tests.sealing import seal
+
+EVERY = ["--checkpoint-every", "4", "--keep-checkpoints", "0"]
+ATARI = [
+    "--env-id", "Breakout-v5", "--total-timesteps", "256", "--network", "nature", "--channels", "4", "4", "4",
+    "--hiddens", "16", "--num-steps", "4",
+]  # fmt: skip
+
+# A trainer that falsifies its training, and records that faithfully: all of its digests are right.
+FORGER = """
+import runpy, sys
+import jax
+from cleanba import training
+kind, first, sys.argv = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+train = training.train
+def forged(setup, trainer):
+    def update(state, data, number):
+        after, metrics = trainer.update(state, data, number)
+        if kind == "tuned" and number == first:
+            after = after._replace(params=jax.tree.map(lambda x: x * 1.0001, after.params))
+        if kind == "untrained" and number >= first:
+            after = after._replace(params=state.params)
+        return after, metrics
+    return train(setup, trainer._replace(update=update))
+training.train = forged
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def repeat(folder: str, *segments: tuple[int, int]) -> replay.Verified:
+    run = read_run(folder)
+    return verify(run, replay.repetition(run), [Segment(*pair) for pair in segments])
+
+
+def all_segments(folder: str) -> list[Segment]:
+    return segments_of(read_run(folder).updates())
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """The record of a run of 16 updates, in four segments."""
+    return Trainer(tmp_path_factory.mktemp("honest"))("ppo", *EVERY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("ppo", ["--concurrency", "--num-actor-threads", "2", "--learner-device-ids", "0", "1"]),
+        ("ppo", ["--no-concurrency", *ATARI]),
+        ("impala", ["--concurrency", *ATARI, "--num-actor-threads", "4"]),
+        ("impala", ["--no-concurrency", "--num-env-groups", "1", "--num-actor-threads", "1"]),
+        ("impala", ["--compat", "alignment", "mask"]),
+    ],
+)
+def test_every_segment_of_an_honest_run_is_repeated_to_the_bit(train, algorithm, options):
+    folder = train(algorithm, *options, *EVERY)
+    run = read_run(folder)
+    segments = segments_of(run.updates())
+    assert [s.start for s in segments] == list(range(0, len(run.updates()), 4))
+    done = repeat(folder, *segments[1::2])
+    assert done.updates == sum(end - start for start, end in segments[1::2])
+    assert done.episodes == len(run.episodes())
+    assert repeat(folder, *segments).updates == len(run.updates())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "bad"), [("tuned", [1]), ("untrained", [1, 2, 3])])
+def test_falsified_training_is_refuted_where_it_was_falsified_and_only_there(tmp_path, kind, bad):
+    script = str(ROOT / "cleanba" / "cleanba_ppo.py")
+    command = [sys.executable, "-c", FORGER, kind, "6", script, *SMALL, *EVERY]
+    subprocess.run([*command, "--runs-dir", str(tmp_path)], check=True, capture_output=True)
+    (folder,) = tmp_path.glob("default/*")
+    run = read_run(folder)
+    verify(run, Simulation(run, 1))  # its episodes are real
+    for number, segment in enumerate(all_segments(folder)):
+        if number in bad:
+            with pytest.raises(Mismatch, match=r"^update \d+: "):
+                repeat(folder, segment)
+        else:
+            repeat(folder, segment)
+
+
+def change_row(folder, update, **fields):
+    rows = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
+    rows[update - 1].update(fields)
+    (folder / "updates.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def change_metric(folder):
+    change_row(folder, 6, approx_kl=0.25)
+    return "update 6: approx_kl"
+
+
+def change_fingerprint(folder):
+    change_row(folder, 6, fingerprint="0" * 64)
+    return "update 6: the parameters differ"
+
+
+def take_checkpoint_of_another_update(folder):
+    there = folder / "checkpoints"
+    for name in ("arrays.npz", "checkpoint.json"):
+        shutil.copy(there / "00000008" / name, there / "00000004" / name)
+    return "checkpoint of update 4: its arrays differ"
+
+
+def save(folder, change):
+    """Change the arrays of the checkpoint of update 4, and recompute every digest."""
+    saved = checkpoints.read(folder / "checkpoints" / "00000004")
+    arrays = change(checkpoints.load(saved))
+    fields = {k: getattr(saved, k) for k in ("update", "wall_time", "sizes", "digests", "pinned")}
+    checkpoints.save(folder, arrays, **fields, keep=0)
+    change_row(folder, 4, checkpoint=fingerprint(arrays))
+    seal(folder)
+
+
+def perturb_checkpoint(folder):
+    def flip_a_bit(arrays):
+        name = next(name for name in arrays if name.startswith("['params']"))
+        arrays[name].view(np.uint32).flat[0] ^= 1
+        return arrays
+
+    save(folder, flip_a_bit)
+    return "update 4: parameters or optimiser state differ"
+
+
+def claim_another_hyperparameter(folder):
+    info = json.loads((folder / "run.json").read_text())
+    info["hyperparameters"]["gae_lambda"] = 0.9
+    (folder / "run.json").write_text(json.dumps(info))
+    return "update 1: "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "forge",
+    [
+        change_metric,
+        change_fingerprint,
+        take_checkpoint_of_another_update,
+        perturb_checkpoint,
+        claim_another_hyperparameter,
+    ],
+)
+def test_forged_segments_are_refuted_once_they_are_drawn(honest, tmp_path, forge):
+    folder = tmp_path / "forged"
+    shutil.copytree(honest, folder)
+    message = forge(folder)
+    seal(folder)
+    # A checkpoint belongs to the segment that ends with it: rounding may hide where the next one began.
+    with pytest.raises(Mismatch, match=message):
+        repeat(folder, (0, 4), (4, 8))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_network_is_refuted(honest, tmp_path):
+    folder = tmp_path / "forged"
+    shutil.copytree(honest, folder)
+    save(folder, lambda arrays: {k: np.atleast_1d(array)[..., :1] for k, array in arrays.items()})
+    with pytest.raises(Mismatch, match=r"checkpoint of update 4: .* that of another run"):
+        repeat(folder, (4, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "fields", "message"),
+    [
+        ("versions", {"jax": "0.0.1"}, "its training cannot be repeated: jax '0.0.1'"),
+        ("hardware", {"machine": "aarch64"}, "cannot be repeated: machine 'aarch64'"),
+        ("hyperparameters", {"hiddens": [10**9]}, "hyperparameters: .*hiddens"),
+        ("hyperparameters", {"num_envs": 4096, "num_steps": 65536}, "batches of"),
+        ("hyperparameters", {"network": ["mlp"]}, "hyperparameters: "),
+        ("hyperparameters", {"num_minibatches": 3}, "--num-minibatches 3"),
+        (None, {"program": "os"}, "the training of its system cannot be repeated"),
+    ],
+)
+def test_training_that_cannot_be_repeated_here_is_named(honest, tmp_path, part, fields, message):
+    info = json.loads((honest / "run.json").read_text())
+    (info[part] if part else info).update(fields)
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    with pytest.raises(NotRepeatable, match=message) as caught:
+        replay.repetition(read_run(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_was_repeated_and_the_chance_of_missing_falsified_segments(honest):
+    command = [sys.executable, "-m", "cleanba.audit.replay", str(honest), "--no-progress"]
+    done = subprocess.run(
+        [*command, "--segments", "2", "--seed", "7"], capture_output=True, text=True, check=True
+    )
+    assert "repeated: 8 updates, in 2 of 4 segments (seed 7): " in done.stdout
+    # A share of 10% is one of four segments, and two of the other three were drawn: 3 of 6 pairs.
+    assert "if 10% of the segments were falsified, this had missed it with 50.0%" in done.stdout
+
+
+def test_a_segment_without_its_checkpoint_cannot_begin(tmp_path):
+    run = Run(tmp_path, None)
+    assert can_begin(run, Segment(0, 4))
+    assert not can_begin(run, Segment(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "available", "drawn"),
+    [(0.1, 50, 50, 5), (0.5, 12, 12, 3), (0.01, 20, 20, 5), (0.3, 10, 8, 4), (0.2, 10, 7, 3)],
+)
+def test_the_chance_of_missing_is_the_share_of_draws_that_miss(share, total, available, drawn):
+    rng = np.random.default_rng(0)
+    segments = [Segment(n, n + 1) for n in range(total)]
+    # Those that cannot be drawn are the last, and are falsified first.
+    bad = set(segments[::-1][: int(np.ceil(share * total))])
+    draws = [bad.isdisjoint(draw(segments[:available], drawn, rng)) for _ in range(1000)]
+    expected = chance_of_missing(share, total, available, drawn)
+    deviation = np.sqrt(expected * (1 - expected) / 1000)
+    assert abs(np.mean(draws) - expected) <= 3.5 * deviation + 1e-12
+    assert expected <= (1 - share) ** drawn or available < total
