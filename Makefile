@@ -20,6 +20,9 @@ LAUNCH_FLAGS := $(if $(RETRY),--retry) $(if $(DRY_RUN),--dry-run)
 LAUNCH_FLAGS += $(if $(CLUSTER),--cluster $(call quoted,$(CLUSTER)))
 LAUNCH_FLAGS += $(foreach option,$(CLUSTER_OPTIONS),--cluster-option $(call quoted,$(option)))
 PRESET ?=
+DIST ?= dist
+CHECKPOINTS ?= some
+SEGMENTS ?= 5
 SOURCE ?= runs
 OUT ?= $(SITE)/paper
 # folder of a study's records and page: base, base-paper; STUDY may also be the path of a file
@@ -30,7 +33,7 @@ FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESE
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
 FIGURES += hts_fig4 hts_fig4_left hts_fig4_right hts_fig5a hts_fig5b
 TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5
-.PHONY: help setup quickstart study report reports publish-results $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
+.PHONY: help setup quickstart study report reports publish-results publish audit $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_ -]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +63,12 @@ reports: .venv/installed ## write the pages of all studies in runs/ to site/, an
 
 publish-results: .venv/installed ## write the page of a study to results/, to be committed: STUDY=quickstart [PRESET=cpu]
 	$(call need,STUDY,quickstart)$(BIN)/python -m reports.publish $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --site $(call quoted,$(SITE)) --out $(call quoted,$(RESULTS))
+
+publish: .venv/installed ## write the records of a study to dist/, for anybody to audit: STUDY=quickstart [CHECKPOINTS=none|some|all] [AUTHORS="A; B"] [LICENSE=CC-BY-4.0] [OVERWRITE=1]
+	$(call need,STUDY,quickstart)$(BIN)/python -m reports.archive $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --out $(call quoted,$(DIST)) --checkpoints $(call quoted,$(CHECKPOINTS)) --authors $(call quoted,$(AUTHORS)) --license $(call quoted,$(LICENSE)) $(if $(OVERWRITE),--overwrite)
+
+audit: .venv/installed ## verify what make publish wrote: ARCHIVE=dist/quickstart.zip [SEGMENTS=5] [SEED=...] [RUNS_MATCHING=...]
+	$(call need,ARCHIVE,dist/quickstart.zip)$(BIN)/python -m reports.audit $(call quoted,$(ARCHIVE)) --segments $(call quoted,$(SEGMENTS)) $(if $(SEED),--seed $(call quoted,$(SEED))) --runs-matching $(call quoted,$(RUNS_MATCHING)) --out $(call quoted,$(SITE)/audits)
 
 # figures of the papers, from runs or from published data
 $(FIGURES): .venv/installed

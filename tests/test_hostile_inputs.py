@@ -22,7 +22,7 @@ from analysis.importers import read
 from analysis.tables import InputError
 from cleanba import evaluate
 from cleanba.audit import replay
-from cleanba.audit.replay import Mismatch
+from cleanba.audit.segments import Mismatch
 from cleanba.networks import make_network
 from cleanba.record import Episode, RecordError, Rollout, RunInfo, RunWriter, Update, checkpoints
 from cleanba.record.actions import DamagedActions

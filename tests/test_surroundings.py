@@ -61,7 +61,16 @@ def test_a_link_is_replaced_and_not_written_through(tmp_path, there):
 
 
 @pytest.mark.parametrize(
-    "target", ["study STUDY=", "report STUDY=", "lag RUN=", "replay RUN=", "rlops STUDY="]
+    "target",
+    [
+        "study STUDY=",
+        "report STUDY=",
+        "lag RUN=",
+        "replay RUN=",
+        "rlops STUDY=",
+        "publish STUDY=",
+        "audit ARCHIVE=",
+    ],
 )
 def test_a_make_variable_is_one_word_of_the_shell(tmp_path, target):
     planted = tmp_path / "planted"

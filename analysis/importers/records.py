@@ -19,6 +19,7 @@ from cleanba.record.consistency import contradictions
 # The first updates compile; the steady speed is measured from the end of the third.
 SKIPPED_UPDATES = 3
 OBJECT_FIELDS = {"fingerprint", "versions"}
+NO_COLUMN = {"checkpoint"}  # for audits only
 
 
 def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
@@ -110,11 +111,13 @@ def read_columns(kind: type[Row], rows: Sequence[Row]) -> dict[str, np.ndarray]:
     """Return rows by column, under the names that the file has.
 
     Numbers are float64 with NaN for null and for a field that a row does not have; `fingerprint` and
-    `versions` are objects. A field that no row has gives no column.
+    `versions` are objects. A field that no row has gives no column, and neither do those of `NO_COLUMN`.
     """
     columns = {}
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
+        if name in NO_COLUMN:
+            continue
         values = list(map(attrgetter(field.name), rows))
         if name in OBJECT_FIELDS:
             column = np.empty(len(values), dtype=object)

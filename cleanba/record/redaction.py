@@ -69,6 +69,12 @@ def redact_text(text: str) -> str:
     return _without_names(text)
 
 
+def is_private(text: str) -> bool:
+    """Whether `redact_text` would change a text, other than forty hexadecimal digits, such as a revision."""
+    text = _HEX_TOKEN.sub("", text)
+    return redact_text(text) != text
+
+
 def has_token(text: str) -> bool:
     """Whether a text has something of the shape of a well-known kind of token, or a private key."""
     return bool(_TOKEN.search(text) or _PRIVATE_KEY.search(text))

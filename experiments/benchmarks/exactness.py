@@ -151,7 +151,8 @@ def seconds_of_envpool(env_id: str, num_envs: int, threads: int, steps: int) -> 
 
 def measure_actions(workload: Workload, repetitions: int) -> Values:
     """Train once, and measure the cost of recording its actions and the speed of their replay."""
-    from cleanba.audit.replay import Simulation, verify
+    from cleanba.audit.simulation import Simulation
+    from cleanba.audit.verification import verify
 
     threads = min(speed.cores(), workload.num_envs)
     with tempfile.TemporaryDirectory() as temporary:

@@ -18,7 +18,8 @@ import torch
 from cleanba import cleanba_impala as impala
 from cleanba import cleanba_ppo as ppo
 from cleanba.actor_learner import Entry, GroupRollout
-from cleanba.audit import replay
+from cleanba.audit.simulation import Simulation
+from cleanba.audit.verification import verify
 from cleanba.compatibility import advantage_chunks, overlapping_seeds
 from cleanba.environments import make_envs, play
 from cleanba.exact.groups import GroupExchange, tree_sum
@@ -316,11 +317,7 @@ def test_a_run_of_the_original_s_arithmetic_on_the_paper_s_layout_resumes(tmp_pa
     runs("killed", "--checkpoint-every", "3", "--resume")
     check_equal(runs.path("straight"), runs.path("killed"))
     straight = read_run(runs.path("straight"))
-    assert (
-        replay.verify(straight, replay.Simulation(straight, 1)).episodes
-        == len(straight.episodes())
-        > 0
-    )
+    assert verify(straight, Simulation(straight, 1)).episodes == len(straight.episodes()) > 0
     assert straight.info.hyperparameters["compat"] == ["original"]
 
 

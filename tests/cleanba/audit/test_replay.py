@@ -10,7 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from cleanba.audit.replay import Mismatch, Simulation, shape_of, verify
+from cleanba.audit.segments import Mismatch
+from cleanba.audit.simulation import Simulation, shape_of
+from cleanba.audit.verification import verify
 from cleanba.record import ACTIONS_FILE, RecordError, read_run
 from cleanba.record.actions import DamagedActions, Frame, Shape, pack, read_frames, unpack
 from tests.cleanba.conftest import Trainer, lines

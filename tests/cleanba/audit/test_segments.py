@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from cleanba.audit import replay
-from cleanba.audit.replay import Simulation, verify
 from cleanba.audit.segments import (
     Mismatch,
     NotRepeatable,
@@ -19,6 +17,8 @@ from cleanba.audit.segments import (
     draw,
     segments_of,
 )
+from cleanba.audit.simulation import Simulation
+from cleanba.audit.verification import Verified, repetition, verify
 from cleanba.record import Run, checkpoints, fingerprint, read_run
 from tests.cleanba.conftest import ROOT, SMALL, Trainer
 from tests.sealing import seal
@@ -50,9 +50,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def repeat(folder: str, *segments: tuple[int, int]) -> replay.Verified:
+def repeat(folder: str, *segments: tuple[int, int]) -> Verified:
     run = read_run(folder)
-    return verify(run, replay.repetition(run), [Segment(*pair) for pair in segments])
+    return verify(run, repetition(run), [Segment(*pair) for pair in segments])
 
 
 def all_segments(folder: str) -> list[Segment]:
@@ -202,7 +202,7 @@ def test_training_that_cannot_be_repeated_here_is_named(honest, tmp_path, part, 
     (info[part] if part else info).update(fields)
     (tmp_path / "run.json").write_text(json.dumps(info))
     with pytest.raises(NotRepeatable, match=message) as caught:
-        replay.repetition(read_run(tmp_path))
+        repetition(read_run(tmp_path))
     assert "\n" not in str(caught.value)
 
 
@@ -212,7 +212,8 @@ def test_the_command_prints_what_was_repeated_and_the_chance_of_missing_falsifie
     done = subprocess.run(
         [*command, "--segments", "2", "--seed", "7"], capture_output=True, text=True, check=True
     )
-    assert "repeated: 8 updates, in 2 of 4 segments (seed 7): " in done.stdout
+    assert "repeated: 8 updates, in 2 of 4 segments: " in done.stdout
+    assert "(drawn with --seed 7)" in done.stdout
     # A share of 10% is one of four segments, and two of the other three were drawn: 3 of 6 pairs.
     assert "if 10% of the segments were falsified, this had missed it with 50.0%" in done.stdout
 

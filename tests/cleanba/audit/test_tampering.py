@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from analysis import importers
-from cleanba.audit.replay import Mismatch, Simulation, verify
+from cleanba.audit.segments import Mismatch
+from cleanba.audit.simulation import Simulation
+from cleanba.audit.verification import verify
 from cleanba.record import ACTIONS_FILE, RecordError, read_run
 from cleanba.record.actions import DamagedActions
 from cleanba.record.consistency import contradictions

@@ -1,0 +1,327 @@
+"""Audits a published archive: `python -m reports.audit dist/quickstart.zip`.
+
+1. Its manifests are compared with its files, and its records are read.
+2. The page's tables and findings are made again from the records, and compared with its `result.json`.
+3. Each run that can be repeated is repeated in part: its episodes are simulated from the recorded actions;
+   segments of the training, which the auditor's seed draws, are computed again (cleanba/audit/segments.py).
+
+Writes the outcome as JSON, Markdown and HTML to `site/audits/<study>/`. Exit code 0: nothing was refuted. 1:
+something was. 2: the archive cannot be read.
+"""
+
+import contextlib
+import gc
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib as mpl
+import msgspec
+import tyro
+from tqdm import tqdm
+
+from analysis.output import bad_input
+from cleanba.audit.replay import Outcome
+from cleanba.record import RecordError, find_runs, read_run, replace_file
+from cleanba.run.arguments import Count, CountOrZero
+from cleanba.run.command_line import BadInput, parse
+from reports import build, render
+from reports.archive import sha256
+from reports.page import Cell, Page, Section, Table, Value, read_json
+from reports.unpack import unpack
+
+# Numbers may differ in their last bits where libraries add in another order on another processor.
+TOLERANCE = 1e-6
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+TONES = {"verified": "good", "refuted": "bad", "consistent only": "note", "not checkable": "note"}
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    """`audit.json`.
+
+    Attributes:
+      archive: name of the file.
+      sha256: of it.
+      segments: of each run that were to be repeated.
+      seed: that drew them.
+      tables: what differs between the page and its tables made again; "" if nothing does.
+      seconds: that each part took.
+      runs: outcome of each run, by its name.
+    """
+
+    archive: str
+    sha256: str
+    segments: int
+    seed: int
+    tables: str
+    seconds: dict[str, float]
+    runs: dict[str, Outcome]
+
+    @property
+    def refuted(self) -> bool:
+        """Whether anything is."""
+        return bool(self.tables) or any(x.verdict == "refuted" for x in self.runs.values())
+
+
+@dataclass(frozen=True)
+class Args:
+    """Command line."""
+
+    archive: Annotated[str, tyro.conf.Positional]
+    """The archive."""
+    segments: CountOrZero = 5
+    """Segments of each run's training to repeat."""
+    seed: CountOrZero | None = None
+    """Seed that draws the segments; by default one that nobody could know before."""
+    runs_matching: str = ""
+    """Regular expression that names of runs must contain to be checked; by default all are."""
+    jobs: Count | None = None
+    """Runs to check at a time; by default one per core."""
+    out: str = "site/audits"
+    """Folder of audits."""
+    progress: bool = True
+    """Show a progress bar."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0, 1 if something is refuted, or 2 for bad input."""
+    try:
+        args = parse(Args, sys.argv[1:] if argv is None else argv, "Audit a published archive.")
+        pattern = pattern_of(args.runs_matching)
+        file = Path(args.archive)
+        with tempfile.TemporaryDirectory() as folder:
+            data = unpack(file, Path(folder)) / "data"
+            page = read_json(data / "result.json")
+            out = Path(args.out) / page.name
+            if not render.was_made_here(out / "index.html"):
+                raise BadInput(f"{out} was not made by this command: choose another --out")
+            audit = examine(args, file, data, page, pattern)
+    except (*build.ERRORS, RecordError) as error:
+        return bad_input(error)
+    out.mkdir(parents=True, exist_ok=True)
+    report = report_of(audit, page)
+    replace_file(out / "audit.json", msgspec.json.format(msgspec.json.encode(audit), indent=1))
+    replace_file(out / "README.md", render.markdown_page(report, ()))
+    replace_file(out / "index.html", render.html_page(report, {}))
+    print("\n".join((*report.finding, *report.status)))
+    print(out / "index.html")
+    return int(audit.refuted)
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """Return a regular expression.
+
+    Raises:
+      BadInput: if it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise BadInput(f"--runs-matching {text}: {error}") from None
+
+
+def examine(args: Args, file: Path, data: Path, page: Page, pattern: re.Pattern[str]) -> Audit:
+    """Check an unpacked archive.
+
+    Args:
+      args: the command line.
+      file: the archive.
+      data: its unpacked content.
+      page: its page.
+      pattern: of the names of the runs to check.
+    """
+    records = [path for path in find_runs(data / "runs") if pattern.search(path.name)]
+    if not records:
+        raise BadInput(f"{file}: no run matches {args.runs_matching!r}")
+    names = Counter(path.name for path in records)
+    if max(names.values()) > 1:
+        raise BadInput(f"{file}: two runs have the same name")
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    begun = time.perf_counter()
+    tables = compare_tables(page, data)
+    between = time.perf_counter()
+    runs = check_runs(records, args, seed)
+    seconds = {"tables": between - begun, "runs": time.perf_counter() - between}
+    return Audit(
+        archive=file.name,
+        sha256=sha256(file),
+        segments=args.segments,
+        seed=seed,
+        tables=tables,
+        seconds={name: round(value, 1) for name, value in seconds.items()},
+        runs=runs,
+    )
+
+
+def compare_tables(page: Page, data: Path) -> str:
+    """Make the page of an archive again; return the first difference from the one in it, or ""."""
+    kept = page.name if re.fullmatch(r"[\w.-]+", page.name) else ""
+    if not kept or not (data / "runs" / kept).is_dir():
+        return f"there are no runs of a study {page.name!r}"
+    with contextlib.chdir(data), contextlib.redirect_stdout(None):
+        study = build.read_study(kept, Path("runs") / kept, Path("."))
+        made = build.page_of(study)
+    then, now = (msgspec.json.decode(msgspec.json.encode(one)) for one in (page, made))
+    return first_difference(then, now)
+
+
+def first_difference(then: object, now: object, where: str = "result.json") -> str:
+    """Return where two values of JSON differ first, in one line, or "".
+
+    Args:
+      then: as published.
+      now: as made again.
+      where: what they are.
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in sorted({*then, *now}):
+            part = f"{where}, {then.get('name', name) if name == 'table' else name}"
+            if found := first_difference(then.get(name), now.get(name), part):
+                return found
+        return ""
+    if isinstance(then, list) and isinstance(now, list):
+        if len(then) != len(now):
+            return f"{where}: {len(then)} entries published, {len(now)} made from the records"
+        pairs = enumerate(zip(then, now, strict=True), start=1)
+        found = (first_difference(a, b, f"{where} {number}") for number, (a, b) in pairs)
+        return next(filter(None, found), "")
+    if same_value(then, now):
+        return ""
+    return f"{where}: {str(then)[:100]!r} published, {str(now)[:100]!r} made from the records"
+
+
+def same_value(then: object, now: object) -> bool:
+    """Whether two values are equal but for the last digits of numbers."""
+    if isinstance(then, bool) or isinstance(now, bool) or then is None or now is None:
+        return then is now
+    if isinstance(then, int | float) and isinstance(now, int | float):
+        return abs(then - now) <= TOLERANCE * max(abs(then), abs(now))
+    if not (isinstance(then, str) and isinstance(now, str)):
+        return False
+    if then == now:
+        return True
+    if _NUMBER.sub("0", then) != _NUMBER.sub("0", now):
+        return False
+    return all(map(_same_number, _NUMBER.findall(then), _NUMBER.findall(now)))
+
+
+def _same_number(then: str, now: str) -> bool:
+    """Whether two numbers of a text are equal but for one unit of their last decimal, and rounded there."""
+    if then == now:
+        return True
+    decimals = len(then.partition(".")[2])
+    if not decimals or decimals != len(now.partition(".")[2]):
+        return False
+    difference = abs(float(then.replace(",", "")) - float(now.replace(",", "")))
+    return difference <= 1.5 * 10.0**-decimals
+
+
+def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outcome]:
+    """Check the records of an archive, each in a process of its own; return the outcomes by name."""
+    jobs = args.jobs or len(os.sched_getaffinity(0))
+    sizes = {path: sum(x.stat().st_size for x in path.rglob("*.bin")) for path in records}
+    bar = tqdm(total=len(records), unit="run", disable=not args.progress)
+    with bar, ThreadPoolExecutor(jobs) as pool:
+
+        def check(path: Path) -> Outcome:
+            outcome = check_run(path, args.segments, seed)
+            bar.update()
+            return outcome
+
+        # The longest first, so that none is left over at the end.
+        ordered = sorted(records, key=lambda path: -sizes[path])
+        outcomes = dict(zip(ordered, pool.map(check, ordered), strict=True))
+    return {path.name: outcomes[path] for path in records}
+
+
+def check_run(path: Path, segments: int, seed: int) -> Outcome:
+    """Check one record in a process of its own, because jax is configured once in a process."""
+    command = [sys.executable, "-m", "cleanba.audit.replay", str(path), "--json", "--published"]
+    command += ["--segments", str(segments), "--seed", str(seed), "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Outcome)
+    except (IndexError, msgspec.DecodeError):
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        try:
+            read_run(path)
+        except RecordError as error:
+            return Outcome(verdict="refuted", reason=f"{path.name}: {error}")
+        return Outcome(verdict="not checkable", reason=lines[-1][:300])
+
+
+def report_of(audit: Audit, page: Page) -> Page:
+    """Return the page of an audit."""
+    counts = Counter(outcome.verdict for outcome in audit.runs.values())
+    finding = [
+        "Its tables and findings are those of its records."
+        if not audit.tables
+        else f"Refuted: {audit.tables}.",
+        ", ".join(f"{count} of {len(audit.runs)} runs {name}" for name, count in counts.items())
+        + ".",
+    ]
+    finding += [
+        f"Refuted: {name}: {outcome.reason}"
+        for name, outcome in audit.runs.items()
+        if outcome.verdict == "refuted"
+    ]
+    status = [
+        f"{sum(x.episodes for x in audit.runs.values()):,} episodes were simulated, and "
+        f"{sum(x.updates for x in audit.runs.values()):,} updates repeated, in "
+        f"{audit.seconds['runs']:,.0f} s; the tables took {audit.seconds['tables']:,.0f} s.",
+        f"Segments were drawn with seed {audit.seed}.",
+        f"SHA-256 of {audit.archive}: {audit.sha256}",
+    ]
+    columns = (
+        "run",
+        "verdict",
+        "episodes",
+        "updates repeated",
+        "segments",
+        "missed 10%",
+        "seconds",
+        "why",
+    )
+    rows = []
+    for name, x in audit.runs.items():
+        drawn = f"{len(x.segments)} of {x.all_segments}" if x.segments else None
+        missed: Value = f"{x.missed['10%']:.1%}" if x.missed else None
+        verdict = Cell(x.verdict, tone=TONES[x.verdict])
+        rows.append(
+            (name, verdict, x.episodes, x.updates, drawn, missed, x.seconds, x.reason or None)
+        )
+    text = (
+        "verified: the episodes, and all repeated updates, equal the record to the bit. consistent only: the "
+        "system is not deterministic, its rows do not contradict each other. not checkable: the training "
+        "cannot be repeated here. missed 10%: the chance that the drawn segments are all honest if a tenth "
+        "of the run's segments is not."
+    )
+    return Page(
+        name=page.name,
+        title=f"Audit: {page.title}",
+        question=f"Were the results of {audit.archive} computed as it claims?",
+        finding=tuple(finding),
+        status=tuple(status),
+        sections=(Section("runs", "Runs", text=text, table=Table(columns, tuple(rows))),),
+        commands=(
+            f"make audit ARCHIVE={audit.archive} SEGMENTS={audit.segments} SEED={audit.seed}",
+        ),
+    )
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
+    mpl.use("agg")
+    gc.disable()  # it would free little memory and take a tenth of the time
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""An audit verifies an honest archive, refutes a forged one, and names what it could not check."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import bagit
+import msgspec
+import pytest
+from synthetic_runs import study_folder
+
+from reports import archive, audit
+from reports.archive import sha256, write_zip
+from reports.audit import Audit, same_value
+from reports.unpack import unpack
+from tests.cleanba.conftest import Trainer
+from tests.sealing import seal
+
+
+def run_audit(file, *options, code=0):
+    """Audit an archive into the folder `audits` beside it; return its `audit.json`."""
+    out = Path(file).parent / "audits"
+    command = [
+        sys.executable,
+        "-m",
+        "reports.audit",
+        str(file),
+        "--out",
+        str(out),
+        "--no-progress",
+        *options,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    (path,) = out.glob("*/audit.json")
+    return msgspec.json.decode(path.read_bytes(), type=Audit)
+
+
+def forge(file, target, change):
+    """Change the content of an archive, and recompute every checksum."""
+    folder = target.parent / f"{target.stem}-forged"
+    folder.mkdir(parents=True)
+    bag = unpack(file, folder)
+    data = folder / "data"
+    shutil.move(bag / "data", data)
+    shutil.rmtree(bag)
+    change(data)
+    for info in data.glob("runs/*/*/run.json"):
+        seal(info.parent)
+    bag.mkdir()
+    for path in data.iterdir():
+        shutil.move(path, bag / path.name)
+    bagit.make_bag(str(bag), checksums=["sha256"])
+    write_zip(bag, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory):
+    """An archive of runs of a formula, which record no actions."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    study_folder(folder / "runs/small", ("monobeast", "moolib"), env_ids=("Catch-v0",), steps=5_120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert archive.main(["small"]) == 0
+    return folder / "dist/small.zip"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An archive of two trained runs with checkpoints."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "runs").mkdir()
+    for algorithm in ("ppo", "impala"):
+        Trainer(folder / "runs")(
+            algorithm, "--checkpoint-every", "4", "--keep-checkpoints", "0", "--study", "small"
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert archive.main(["small", "--checkpoints", "all"]) == 0
+    return folder / "dist/small.zip"
+
+
+@pytest.mark.slow
+def test_runs_of_systems_that_are_not_deterministic_are_consistent_only(synthetic):
+    found = run_audit(synthetic, "--segments", "1")
+    assert found.tables == ""
+    assert {outcome.verdict for outcome in found.runs.values()} == {"consistent only"}
+    assert found.sha256 == sha256(synthetic)
+    for page in ("index.html", "README.md"):
+        text = (synthetic.parent / "audits/small" / page).read_text()
+        assert "12 of 12 runs consistent only" in text
+        assert found.sha256 in text
+
+
+@pytest.mark.slow
+def test_an_archive_of_trained_runs_is_verified(trained):
+    found = run_audit(trained, "--segments", "2", "--seed", "3")
+    assert found.tables == ""
+    assert len(found.runs) == 2
+    for outcome in found.runs.values():
+        assert outcome.verdict == "verified", outcome.reason
+        assert outcome.episodes == outcome.recorded > 0
+        assert (len(outcome.segments), outcome.available, outcome.all_segments) == (2, 4, 4)
+        assert outcome.updates == 8
+        assert outcome.missed["50%"] == pytest.approx(1 / 6)  # both draws miss two of four
+
+
+def raise_a_return(data):
+    path = min(data.glob("runs/small/*/episodes.jsonl"))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[3]["return"] += 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.slow
+def test_a_forged_run_is_refuted_and_the_others_are_not(trained, tmp_path):
+    file = forge(trained, tmp_path / "forged.zip", raise_a_return)
+    found = run_audit(file, "--segments", "0", code=1)
+    outcomes = [found.runs[name] for name in sorted(found.runs)]
+    assert [outcome.verdict for outcome in outcomes] == ["refuted", "verified"]
+    assert outcomes[0].reason.startswith("episode 4: environment")
+
+
+def change_a_cell(data):
+    page = json.loads((data / "result.json").read_text())
+    table = next(one["table"] for one in page["sections"] if one["name"] == "scores")
+    cell = next(cell for cell in table["rows"][0] if isinstance(cell, float | dict))
+    row = table["rows"][0]
+    at = row.index(cell)
+    row[at] = cell * 1.01 if isinstance(cell, float) else {**cell, "value": 123.0}
+    (data / "result.json").write_text(json.dumps(page))
+
+
+def change_the_finding(data):
+    page = json.loads((data / "result.json").read_text())
+    page["finding"][0] += " It is better."
+    (data / "result.json").write_text(json.dumps(page))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "where"), [(change_a_cell, "scores"), (change_the_finding, "finding")]
+)
+def test_an_edited_page_is_refuted(synthetic, tmp_path, change, where):
+    file = forge(synthetic, tmp_path / "forged.zip", change)
+    found = run_audit(file, "--runs-matching", "moolib.*s1$", code=1)
+    assert found.tables.startswith("result.json, ")
+    assert where in found.tables
+    assert len(found.runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "same"),
+    [
+        (1.0, 1.0 + 1e-9, True),
+        (1.0, 1.001, False),
+        (3, 3, True),
+        (None, 0.0, False),
+        (True, 1, False),
+        ("484.2 [470.1, 490.0]", "484.3 [470.1, 490.0]", True),
+        ("484.2 [470.1, 490.0]", "484.4 [470.1, 490.0]", False),
+        ("1,234.50", "1,234.51", True),
+        ("20 of 20 runs", "19 of 20 runs", False),
+        ("a 1.0", "b 1.0", False),
+        ("12", "12.0", False),
+    ],
+)
+def test_numbers_may_differ_in_their_last_digit_only(then, now, same):
+    assert same_value(then, now) is same
+
+
+def test_bad_input_is_one_line(tmp_path, capsys, synthetic):
+    assert audit.main([str(synthetic), "--runs-matching", "("]) == 2
+    assert audit.main([str(synthetic), "--runs-matching", "nothing", "--out", str(tmp_path)]) == 2
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/index.html").write_text("mine")
+    assert audit.main([str(synthetic), "--out", str(tmp_path)]) == 2
+    assert (tmp_path / "small/index.html").read_text() == "mine"
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 3
+    for error, message in zip(
+        errors, ("--runs-matching (", "no run matches", "was not made by"), strict=True
+    ):
+        assert message in error
+
+
+def test_an_archive_without_a_page_is_refused(synthetic, tmp_path, capsys):
+    file = forge(synthetic, tmp_path / "forged.zip", lambda data: (data / "result.json").unlink())
+    assert audit.main([str(file), "--out", str(tmp_path / "audits")]) == 2
+    assert "result.json" in capsys.readouterr().err
