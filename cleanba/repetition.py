@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from cleanba.actor_learner import collect
-from cleanba.audit.segments import NotRepeatable, Repeated, Replayed, check_size
+from cleanba.audit.segments import Mismatch, NotRepeatable, Repeated, Replayed, check_size
 from cleanba.environments import Episode
 from cleanba.exact.placement import Hardware
 from cleanba.preparation import Setup, pinned
@@ -121,6 +121,7 @@ def repetition_of(
 
     Raises:
       NotRepeatable: with one line, if this machine or version cannot compute its bits.
+      Mismatch: if the environment has another number of actions than the record.
     """
     options = dict(run.info.hyperparameters)
     check_size(run)
@@ -136,6 +137,8 @@ def repetition_of(
         raise NotRepeatable(f"hyperparameters: {describe_error(error)}") from None
     except (BadInput, RecordError) as error:
         raise NotRepeatable(str(error)) from None
+    if setup.spec.num_actions != run.info.num_actions:  # environments do not check actions
+        raise Mismatch(f"run.json: {run.info.env_id} has {setup.spec.num_actions} actions")
     now = pinned(setup.hyperparameters, setup.placement)
     then = {
         "hyperparameters": run.info.hyperparameters,

@@ -36,10 +36,10 @@ from rocrate.rocrate import ROCrate
 
 from analysis.output import bad_input
 from cleanba import __version__
-from cleanba.record import ACTIONS_FILE, FILE_OF_ROW, Run, find_runs, read_run
+from cleanba.record import Run, find_runs, read_run
 from cleanba.record.checkpoints import ARRAYS, MARKER
 from cleanba.record.files import open_regular
-from cleanba.record.folder import CHECKPOINTS_FOLDER, INFO_FILE
+from cleanba.record.folder import CHECKPOINTS_FOLDER, INFO_FILE, PUBLISHED
 from cleanba.record.redaction import is_private
 from cleanba.run.command_line import parse
 from reports import build
@@ -50,7 +50,6 @@ Checkpoints = Literal["none", "some", "all"]
 
 LOCK = Path(__file__).parents[1] / "requirements.lock"
 STUDY_FILE = "study.toml"
-PUBLISHED = (*FILE_OF_ROW.values(), ACTIONS_FILE)  # beside run.json and checkpoints
 TEXT = {".json", ".jsonl", ".toml"}
 LARGEST_FILE = 1 << 40  # bytes
 NO_TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
@@ -98,7 +97,7 @@ def make(args: Args, runs: Path, folder: Path) -> Path:
     stage(runs, bag / "runs" / args.name, args.checkpoints)
     check_private(bag)
     with contextlib.chdir(bag):  # the page's links and commands are relative to its folder
-        page = build.build(args.name, Path("runs") / args.name, Path("."))
+        page = build.build(args.name, Path("runs") / args.name, Path("."), published=True)
     for name in ("README.md", "figures"):  # the figures are also inside index.html
         path = bag / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -146,12 +145,11 @@ def stage(runs: Path, out: Path, checkpoints: Checkpoints) -> None:
             raise ReportError(f"{run.path}: is running, or was killed (--resume or delete it)")
         if problems := run.check_files(PUBLISHED):
             raise ReportError(f"{run.path}: {problems[0]}")
-        kind = (run.info.system, run.info.env_id)
-        with_checkpoints = checkpoints == "all" or (checkpoints == "some" and kind not in seen)
-        seen.add(kind)
         names = [INFO_FILE, *(name for name in PUBLISHED if (run.path / name).is_file())]
-        if with_checkpoints:
-            markers = sorted(run.path.glob(f"{CHECKPOINTS_FOLDER}/*/{MARKER}"))
+        kind = (run.info.system, run.info.env_id)
+        markers = sorted(run.path.glob(f"{CHECKPOINTS_FOLDER}/*/{MARKER}"))
+        if markers and (checkpoints == "all" or (checkpoints == "some" and kind not in seen)):
+            seen.add(kind)
             folders = [marker.parent.relative_to(run.path) for marker in markers]
             names += [str(folder / name) for folder in folders for name in (ARRAYS, MARKER)]
         for name in names:

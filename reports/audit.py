@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from analysis.output import bad_input
 from cleanba.audit.replay import Outcome
-from cleanba.record import RecordError, find_runs, read_run, replace_file
+from cleanba.record import RecordError, find_runs, replace_file
 from cleanba.run.arguments import Count, CountOrZero
 from cleanba.run.command_line import BadInput, parse
 from reports import build, render
@@ -43,8 +43,9 @@ from reports.unpack import unpack
 
 # Numbers may differ in their last bits where libraries add in another order on another processor.
 TOLERANCE = 1e-6
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-TONES = {"verified": "good", "refuted": "bad", "consistent only": "note", "not checkable": "note"}
+NO_FIGURE = Path(os.devnull)
+LONGEST_REASON = 300
+TONES = {"verified": "good", "refuted": "bad", "failed": "bad"}
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -70,8 +71,9 @@ class Audit(msgspec.Struct, kw_only=True):
 
     @property
     def refuted(self) -> bool:
-        """Whether anything is."""
-        return bool(self.tables) or any(x.verdict == "refuted" for x in self.runs.values())
+        """Whether anything is, or a check ended abnormally."""
+        bad = {outcome.verdict for outcome in self.runs.values()} & {"refuted", "failed"}
+        return bool(self.tables or bad)
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         pattern = pattern_of(args.runs_matching)
         file = Path(args.archive)
         with tempfile.TemporaryDirectory() as folder:
-            data = unpack(file, Path(folder)) / "data"
+            bag = unpack(file, Path(folder))
+            if not is_plain(bag.name):
+                raise BadInput(f"{file}: {bag.name!r} cannot be the name of a study")
+            out = Path(args.out) / bag.name
+            for name in ("index.html", "README.md"):
+                if not render.was_made_here(out / name):
+                    raise BadInput(
+                        f"{out / name} was not made by this command: choose another --out"
+                    )
+            data = bag / "data"
             page = read_json(data / "result.json")
-            out = Path(args.out) / page.name
-            if not render.was_made_here(out / "index.html"):
-                raise BadInput(f"{out} was not made by this command: choose another --out")
-            audit = examine(args, file, data, page, pattern)
+            records = records_of(data, bag.name, page)
+            audit = examine(args, file, data, page, records, pattern)
     except (*build.ERRORS, RecordError) as error:
-        return bad_input(error)
+        return bad_input(one_line(error))
     out.mkdir(parents=True, exist_ok=True)
     report = report_of(audit, page)
     replace_file(out / "audit.json", msgspec.json.format(msgspec.json.encode(audit), indent=1))
     replace_file(out / "README.md", render.markdown_page(report, ()))
     replace_file(out / "index.html", render.html_page(report, {}))
-    print("\n".join((*report.finding, *report.status)))
+    print("\n".join(map(one_line, (*report.finding, *report.status))))
     print(out / "index.html")
     return int(audit.refuted)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name of an archive's folder can be that of a folder of this machine."""
+    return bool(re.fullmatch(r"\w[\w.-]*", name, re.ASCII))
+
+
+def one_line(text: object) -> str:
+    """Return a text of an archive as one line without control characters."""
+    return render.visible(" ".join(str(text).split()))
+
+
+def records_of(data: Path, name: str, page: Page) -> list[Path]:
+    """Return the records of an archive, which all lie in the one folder that its page is made from.
+
+    Raises:
+      BadInput: if there are others, or the page is that of another study.
+    """
+    if page.name != name:
+        raise BadInput(f"{name}: its page is that of another study")
+    folder = data / "runs" / name
+    records = find_runs(folder)
+    others = {path.parent for path in data.rglob("run.json")} - set(records)
+    if others or any(path.parent != folder for path in records):
+        raise BadInput(f"{name}: records lie in other folders than runs/{name}/*")
+    return records
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
@@ -131,7 +166,14 @@ def pattern_of(text: str) -> re.Pattern[str]:
         raise BadInput(f"--runs-matching {text}: {error}") from None
 
 
-def examine(args: Args, file: Path, data: Path, page: Page, pattern: re.Pattern[str]) -> Audit:
+def examine(
+    args: Args,
+    file: Path,
+    data: Path,
+    page: Page,
+    records: Sequence[Path],
+    pattern: re.Pattern[str],
+) -> Audit:
     """Check an unpacked archive.
 
     Args:
@@ -139,41 +181,52 @@ def examine(args: Args, file: Path, data: Path, page: Page, pattern: re.Pattern[
       file: the archive.
       data: its unpacked content.
       page: its page.
+      records: folders of its records.
       pattern: of the names of the runs to check.
     """
-    records = [path for path in find_runs(data / "runs") if pattern.search(path.name)]
-    if not records:
+    chosen = [path for path in records if pattern.search(path.name)]
+    if not chosen:
         raise BadInput(f"{file}: no run matches {args.runs_matching!r}")
-    names = Counter(path.name for path in records)
-    if max(names.values()) > 1:
-        raise BadInput(f"{file}: two runs have the same name")
     seed = secrets.randbits(32) if args.seed is None else args.seed
     begun = time.perf_counter()
-    tables = compare_tables(page, data)
+    tables = compare_page(page, data)
     between = time.perf_counter()
-    runs = check_runs(records, args, seed)
+    runs = check_runs(chosen, args, seed)
     seconds = {"tables": between - begun, "runs": time.perf_counter() - between}
     return Audit(
         archive=file.name,
         sha256=sha256(file),
         segments=args.segments,
         seed=seed,
-        tables=tables,
+        tables=one_line(tables),
         seconds={name: round(value, 1) for name, value in seconds.items()},
         runs=runs,
     )
 
 
-def compare_tables(page: Page, data: Path) -> str:
-    """Make the page of an archive again; return the first difference from the one in it, or ""."""
-    kept = page.name if re.fullmatch(r"[\w.-]+", page.name) else ""
-    if not kept or not (data / "runs" / kept).is_dir():
-        return f"there are no runs of a study {page.name!r}"
-    with contextlib.chdir(data), contextlib.redirect_stdout(None):
-        study = build.read_study(kept, Path("runs") / kept, Path("."))
-        made = build.page_of(study)
+def compare_page(page: Page, data: Path) -> str:
+    """Make the page of an archive again; return the first difference from the one in it, or "".
+
+    Figures are not compared.
+    """
+    published = (data / "index.html").read_text(errors="replace")
+    figures = {one.figure.name: NO_FIGURE for one in page.sections if one.figure}
+    if without_figures(published) != without_figures(render.html_page(page, figures)):
+        return "index.html does not show what result.json has"
+    try:
+        with contextlib.chdir(data), contextlib.redirect_stdout(None):
+            runs = Path("runs") / page.name
+            study = build.read_study(page.name, runs, Path("."), published=True)
+            made = build.page_of(study)
+    except Exception as error:  # records of a stranger
+        return f"the tables cannot be made: {type(error).__name__}: {error}"
     then, now = (msgspec.json.decode(msgspec.json.encode(one)) for one in (page, made))
     return first_difference(then, now)
+
+
+def without_figures(html: str) -> str:
+    """Return a page without the content of its images."""
+    return re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]*", "", html)
 
 
 def first_difference(then: object, now: object, where: str = "result.json") -> str:
@@ -203,28 +256,10 @@ def first_difference(then: object, now: object, where: str = "result.json") -> s
 
 def same_value(then: object, now: object) -> bool:
     """Whether two values are equal but for the last digits of numbers."""
-    if isinstance(then, bool) or isinstance(now, bool) or then is None or now is None:
-        return then is now
-    if isinstance(then, int | float) and isinstance(now, int | float):
+    numbers = [isinstance(x, int | float) and not isinstance(x, bool) for x in (then, now)]
+    if all(numbers):
         return abs(then - now) <= TOLERANCE * max(abs(then), abs(now))
-    if not (isinstance(then, str) and isinstance(now, str)):
-        return False
-    if then == now:
-        return True
-    if _NUMBER.sub("0", then) != _NUMBER.sub("0", now):
-        return False
-    return all(map(_same_number, _NUMBER.findall(then), _NUMBER.findall(now)))
-
-
-def _same_number(then: str, now: str) -> bool:
-    """Whether two numbers of a text are equal but for one unit of their last decimal, and rounded there."""
-    if then == now:
-        return True
-    decimals = len(then.partition(".")[2])
-    if not decimals or decimals != len(now.partition(".")[2]):
-        return False
-    difference = abs(float(then.replace(",", "")) - float(now.replace(",", "")))
-    return difference <= 1.5 * 10.0**-decimals
+    return not any(numbers) and then == now
 
 
 def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outcome]:
@@ -249,32 +284,31 @@ def check_run(path: Path, segments: int, seed: int) -> Outcome:
     """Check one record in a process of its own, because jax is configured once in a process."""
     command = [sys.executable, "-m", "cleanba.audit.replay", str(path), "--json", "--published"]
     command += ["--segments", str(segments), "--seed", str(seed), "--no-progress"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True)
     try:
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Outcome)
-    except (IndexError, msgspec.DecodeError):
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        try:
-            read_run(path)
-        except RecordError as error:
-            return Outcome(verdict="refuted", reason=f"{path.name}: {error}")
-        return Outcome(verdict="not checkable", reason=lines[-1][:300])
+        outcome = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=Outcome)
+    except msgspec.DecodeError:
+        lines = done.stderr.decode(errors="replace").strip().split("\n")
+        reason = f"exit code {done.returncode}: {one_line(lines[-1])}"
+        return Outcome(verdict="failed", reason=reason[:LONGEST_REASON])
+    outcome.reason = one_line(outcome.reason)[:LONGEST_REASON]
+    return outcome
 
 
 def report_of(audit: Audit, page: Page) -> Page:
     """Return the page of an audit."""
     counts = Counter(outcome.verdict for outcome in audit.runs.values())
     finding = [
-        "Its tables and findings are those of its records."
+        "Its tables and findings are those of its records; its figures were not compared."
         if not audit.tables
         else f"Refuted: {audit.tables}.",
         ", ".join(f"{count} of {len(audit.runs)} runs {name}" for name, count in counts.items())
         + ".",
     ]
     finding += [
-        f"Refuted: {name}: {outcome.reason}"
+        f"{outcome.verdict.capitalize()}: {name}: {outcome.reason}"
         for name, outcome in audit.runs.items()
-        if outcome.verdict == "refuted"
+        if outcome.verdict in ("refuted", "failed")
     ]
     status = [
         f"{sum(x.episodes for x in audit.runs.values()):,} episodes were simulated, and "
@@ -297,15 +331,15 @@ def report_of(audit: Audit, page: Page) -> Page:
     for name, x in audit.runs.items():
         drawn = f"{len(x.segments)} of {x.all_segments}" if x.segments else None
         missed: Value = f"{x.missed['10%']:.1%}" if x.missed else None
-        verdict = Cell(x.verdict, tone=TONES[x.verdict])
+        verdict = Cell(x.verdict, tone=TONES.get(x.verdict, "note"))
         rows.append(
             (name, verdict, x.episodes, x.updates, drawn, missed, x.seconds, x.reason or None)
         )
     text = (
         "verified: the episodes, and all repeated updates, equal the record to the bit. consistent only: the "
         "system is not deterministic, its rows do not contradict each other. not checkable: the training "
-        "cannot be repeated here. missed 10%: the chance that the drawn segments are all honest if a tenth "
-        "of the run's segments is not."
+        "was not repeated. missed 10%: the largest chance that the drawn segments are all honest if a tenth "
+        "of the run's updates is not."
     )
     return Page(
         name=page.name,

@@ -65,13 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(name: str, runs: Path, out: Path) -> Page:
+def build(name: str, runs: Path, out: Path, *, published: bool = False) -> Page:
     """Write the page of a study.
 
     Args:
       name: of the study.
       runs: folder with its run records.
       out: folder for the page.
+      published: the records are published copies, without logs and the like.
 
     Raises:
       ReportError: if no run is completed, or a file that this command did not write is in the way.
@@ -80,7 +81,7 @@ def build(name: str, runs: Path, out: Path) -> Page:
     for file in ("index.html", "README.md"):
         if not render.was_made_here(out / file):
             raise ReportError(f"{out / file} was not made by this command: choose another --out")
-    study = read_study(name, runs, out)
+    study = read_study(name, runs, out, published=published)
     page = page_of(study)
     figures = {one.figure.name for one in page.sections if one.figure}
     folder = out / "figures"

@@ -137,19 +137,20 @@ class StudyRuns:
         return problems.problems(self.tables, planned, settings_vary=vary, changed=self.changed)
 
 
-def read_study(name: str, runs: Path, out: Path) -> StudyRuns:
+def read_study(name: str, runs: Path, out: Path, *, published: bool = False) -> StudyRuns:
     """Read the records of a study.
 
     Args:
       name: of the study.
       runs: folder with its run records.
       out: folder of its page.
+      published: the records are published copies, without logs and the like.
 
     Raises:
       ReportError: if no run is completed, or no record can be read.
       InputError: if there is no record.
     """
-    tables = read_readable_records(runs, len(available_cores()))
+    tables = read_readable_records(runs, len(available_cores()), published=published)
     if tables.runs.empty:
         raise ReportError(f"{runs}: none of the {len(tables.quality)} records there can be read")
     copy = runs / "study.toml"

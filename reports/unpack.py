@@ -1,5 +1,6 @@
 """Unpacks an archive of a stranger: nothing is written outside the target, and memory is bounded."""
 
+import itertools
 import logging
 import re
 import shutil
@@ -20,7 +21,8 @@ MOST_FILES = 200_000
 LARGEST_LIST = 64 * MB
 # An archive of records and checkpoints expands to less than 20 times its size.
 LARGEST_RATIO = 100
-LARGEST_TAG_FILE = 64 * MB
+TAG_FILES = ("bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt")
+LONGEST_LINE = 4096  # bytes, of a tag file
 BLOCK = MB
 
 _PART = re.compile(rf"(?!\.\.?\Z){SHOWN}{{1,255}}\Z")
@@ -80,12 +82,12 @@ def _check_list(file: BinaryIO) -> None:
     if start < 0 or len(tail) - start < _END.size:
         raise ArchiveError("not a zip file, or cut off")
     list_size = _END.unpack_from(tail, start)[5]
-    if list_size == 0xFFFFFFFF and start >= _LOCATOR64.size:
-        position = _LOCATOR64.unpack_from(tail, start - _LOCATOR64.size)[2]
-        if position + _END64.size > size:
-            raise ArchiveError("not a zip file, or cut off")
-        file.seek(position)
-        list_size = _END64.unpack(file.read(_END64.size))[8]
+    before = size - tail_size + start - _LOCATOR64.size - _END64.size
+    if before >= 0:  # zipfile prefers a 64-bit record there
+        file.seek(before)
+        record, locator = file.read(_END64.size), file.read(_LOCATOR64.size)
+        if locator.startswith(b"PK\6\7"):
+            list_size = _END64.unpack(record)[8]
     if list_size > LARGEST_LIST:
         raise ArchiveError("its list of files is too long")
     file.seek(0)
@@ -132,8 +134,14 @@ def check_bag(folder: Path) -> None:
       ArchiveError: with one line.
     """
     for path in folder.iterdir():
-        if path.is_file() and path.stat().st_size > LARGEST_TAG_FILE:
-            raise ArchiveError(f"{path.name} is too large")
+        if path.is_dir() and path.name == "data":
+            continue
+        if path.name not in TAG_FILES:
+            raise ArchiveError(f"{path.name[:LONGEST_MESSAGE]!r} does not belong there")
+        with open(path, "rb") as file:
+            lengths = [len(line) for line in itertools.islice(file, MOST_FILES)]
+            if file.read(1) or max(lengths, default=0) > LONGEST_LINE:
+                raise ArchiveError(f"{path.name} is too long")
     logging.getLogger("bagit").setLevel(logging.CRITICAL)  # it would print what it also raises
     try:
         bag = bagit.Bag(str(folder))

@@ -15,6 +15,7 @@ from analysis.forks import call_all
 from analysis.tables import InputError, RunKey, Tables, concat, tables
 from cleanba.record import Episode, RecordError, Rollout, Row, Run, Update, find_runs, read_run
 from cleanba.record.consistency import contradictions
+from cleanba.record.folder import PUBLISHED
 
 # The first updates compile; the steady speed is measured from the end of the third.
 SKIPPED_UPDATES = 3
@@ -22,12 +23,13 @@ OBJECT_FIELDS = {"fingerprint", "versions"}
 NO_COLUMN = {"checkpoint"}  # for audits only
 
 
-def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
+def read_records(paths: Sequence[Path | str], cores: int = 1, *, published: bool = False) -> Tables:
     """Read all run records at or below the given paths.
 
     Args:
       paths: folders of runs, or folders that hold such folders at any depth.
       cores: number of cores to read them on; with several, in forks of this process.
+      published: they are published copies, without logs and the like.
 
     Returns:
       Tables; runs that are not `completed`, torn last lines, missing files, and NaN returns are
@@ -43,7 +45,7 @@ def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
     folders = find_runs(*(p.parent if Path(p).name == "run.json" else p for p in map(Path, paths)))
     if not folders:
         raise InputError(f"{', '.join(map(str, paths))}: no run record here (no run.json)")
-    read = call_all([partial(_read, folder) for folder in folders], cores)
+    read = call_all([partial(_read, folder, published) for folder in folders], cores)
     return tables(
         [(one.key, one.columns["episodes"]) for one in read],
         [(one.key, one.columns["rollouts"]) for one in read],
@@ -53,27 +55,32 @@ def read_records(paths: Sequence[Path | str], cores: int = 1) -> Tables:
     )
 
 
-def read_readable_records(path: Path, cores: int = 1) -> Tables:
+def read_readable_records(path: Path, cores: int = 1, *, published: bool = False) -> Tables:
     """Read all run records below a folder; a damaged one is left out, and named in `quality`.
+
+    Args:
+      path: the folder.
+      cores: see `read_records`.
+      published: see `read_records`.
 
     Raises:
       InputError: if there is no record.
     """
     try:
-        return read_records([path], cores)
+        return read_records([path], cores, published=published)
     except InputError:
         folders = find_runs(path)
         if not folders:
             raise
-    found = call_all([partial(_read_or_damage, folder) for folder in folders], cores)
+    found = call_all([partial(_read_or_damage, folder, published) for folder in folders], cores)
     parts = [one for one in found if isinstance(one, Tables)]
     damage = tables(problems=[one for one in found if not isinstance(one, Tables)])
     return concat([*parts, damage])
 
 
-def _read_or_damage(folder: Path) -> Tables | tuple[str, str]:
+def _read_or_damage(folder: Path, published: bool) -> Tables | tuple[str, str]:
     try:
-        return read_records([folder])
+        return read_records([folder], published=published)
     except InputError as error:
         return str(folder), f"damaged and excluded: {Path(str(error)).name}"
 
@@ -87,12 +94,12 @@ class _Record(NamedTuple):
     problems: list[str]
 
 
-def _read(folder: Path) -> _Record:
+def _read(folder: Path, published: bool) -> _Record:
     try:
         run = read_run(folder)
         # Each file is read once; its checksum is compared with that of `run.json` in passing.
         rows = {"episodes": run.episodes(), "rollouts": run.rollouts(), "updates": run.updates()}
-        run.check_sizes()
+        run.check_sizes(PUBLISHED if published else None)
         run.problems += contradictions(run, rows["updates"], rows["rollouts"], rows["episodes"])
     except RecordError as error:
         raise InputError(str(error)) from None

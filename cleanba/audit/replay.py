@@ -26,22 +26,22 @@ from msgspec import UNSET, Meta
 from cleanba.audit.segments import (
     Mismatch,
     NotRepeatable,
-    can_begin,
     chance_of_missing,
     draw,
     segments_of,
 )
 from cleanba.audit.simulation import Simulation, shape_of
-from cleanba.audit.verification import check_rows, repetition, verify
-from cleanba.record import RecordError, Run, read_run
+from cleanba.audit.verification import MODULES, check_rows, repetition, verify
+from cleanba.record import RecordError, Run, read_run, run_name
 from cleanba.record.actions import DamagedActions
+from cleanba.record.consistency import schedule_of
 from cleanba.record.encoding import ENCODER
 from cleanba.run.arguments import CountOrZero
 from cleanba.run.command_line import BadInput, run_command_line
 
-SHARES = (0.01, 0.05, 0.1, 0.5)  # of falsified segments
+SHARES = (0.01, 0.05, 0.1, 0.5)  # of falsified updates
 
-Verdict = Literal["verified", "refuted", "consistent only", "not checkable"]
+Verdict = Literal["verified", "refuted", "consistent only", "not checkable", "failed"]
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -50,16 +50,16 @@ class Outcome(msgspec.Struct, kw_only=True):
     Attributes:
       verdict: "verified": everything that was computed equals the record. "refuted": something differs.
         "consistent only": its system cannot be repeated, and its rows do not contradict each other. "not
-        checkable": its training cannot be repeated here; its episodes may have been verified.
+        checkable": its training cannot be repeated here; its episodes may have been verified. "failed": the
+        check ended abnormally.
       reason: why it is not verified, in one line.
       episodes: simulated and compared.
       recorded: episodes of the record; more if its actions end before them.
       steps: of them.
       updates: made again.
       segments: drawn and repeated, from the first update to the last.
-      all_segments: of the run.
-      available: those that could be drawn, because their checkpoints are in the record.
-      missed: by share of falsified segments, the chance that no drawn segment was among them.
+      all_segments: of the run, which the checkpoints in the record cut it into.
+      missed: by share of falsified updates, the largest chance that no drawn segment has one.
       seconds: that the check took.
     """
 
@@ -71,7 +71,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     updates: int = 0
     segments: list[tuple[int, int]] = []
     all_segments: int = 0
-    available: int = 0
     missed: dict[str, float] = {}
     seconds: float = 0.0
 
@@ -100,10 +99,18 @@ def judge(
     started = time.perf_counter()
     outcome = Outcome(verdict="verified")
     try:
+        if published and run.info.status == "running":
+            raise Mismatch("run.json: a run that goes on is not published")
+        info = run.info
+        name = run_name(info.system, info.setting, info.env_id, info.seed)
+        if published and run.path.name != name:
+            raise Mismatch(f"run.json: it is that of {name}")
         if run.info.num_actions is UNSET:
+            if run.info.program in MODULES or schedule_of(run) is not None:
+                raise Mismatch("run.json: its program records actions, and there are none")
             check_rows(run, published)
             outcome.verdict = "consistent only"
-            outcome.reason = "its system records no actions"
+            outcome.reason = "its system is not deterministic, or records no actions"
         else:
             _simulate(run, outcome, segments, seed, module, threads, published, progress)
     except (Mismatch, RecordError, DamagedActions) as error:
@@ -126,14 +133,17 @@ def _simulate(
 ) -> None:
     simulation, drawn = None, []
     if count:
-        every = segments_of(run.updates())
-        available = [segment for segment in every if can_begin(run, segment)]
+        every = segments_of(run, run.updates())
         try:
+            if not every:
+                raise NotRepeatable("it has no updates")
             simulation = repetition(run, module)
         except NotRepeatable as error:
             outcome.verdict, outcome.reason = "not checkable", str(error)
         else:
-            drawn = draw(available, count, random_numbers(seed, run.path.name))
+            drawn = draw(every, count, random_numbers(seed, run.path.name))
+    else:
+        outcome.verdict, outcome.reason = "not checkable", "its training was not to be repeated"
     if simulation is None:
         threads = threads or min(len(os.sched_getaffinity(0)), shape_of(run).num_envs)
         simulation = Simulation(run, threads)
@@ -142,10 +152,9 @@ def _simulate(
     outcome.updates = done.updates
     if drawn:
         outcome.segments = [(start + 1, end) for start, end in drawn]
-        outcome.all_segments, outcome.available = len(every), len(available)
+        outcome.all_segments = len(every)
         outcome.missed = {
-            f"{share:.0%}": chance_of_missing(share, len(every), len(available), len(drawn))
-            for share in SHARES
+            f"{share:.0%}": chance_of_missing(share, every, len(drawn)) for share in SHARES
         }
 
 
@@ -167,7 +176,7 @@ def lines(outcome: Outcome) -> list[str]:
             f"{outcome.all_segments} segments: {updates}"
         )
         found += [
-            f"  if {share} of the segments were falsified, this had missed it with {chance:.1%}"
+            f"  if {share} of the updates were falsified, this would have missed it with up to {chance:.1%}"
             for share, chance in outcome.missed.items()
         ]
     return found
@@ -218,7 +227,7 @@ def main(args: Args) -> None:
         print(f"(the run is {run.info.status}, not completed: verified up to its last action)")
     if outcome.verdict == "refuted":
         raise SystemExit(1)
-    if outcome.verdict != "verified":
+    if outcome.verdict != "verified" and (args.segments or not outcome.steps):
         raise BadInput(f"{run.path}: {outcome.reason}")
 
 

@@ -7,6 +7,7 @@ the run does not know which segments will be drawn.
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -90,6 +91,7 @@ class Size(msgspec.Struct):
     update_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
     num_minibatches: Annotated[int, Meta(ge=1, le=2**16)] = 1
     gradient_accumulation_steps: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    xla_cpu_pool_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     channels: Annotated[list[Annotated[int, Meta(ge=1, le=512)]], Meta(max_length=3)] | None = None
     hiddens: Annotated[list[Annotated[int, Meta(ge=1, le=8192)]], Meta(max_length=8)] | None = None
 
@@ -108,32 +110,22 @@ def check_size(run: Run) -> None:
         raise NotRepeatable(f"batches of {size.num_envs * size.num_steps} steps are too large")
 
 
-def segments_of(updates: Sequence[Update]) -> list[Segment]:
-    """Return all segments of a run, in their order."""
-    cuts = [n for n, row in enumerate(updates, start=1) if row.checkpoint is not UNSET]
-    ends = sorted({*cuts, len(updates)})
+def segments_of(run: Run, updates: Sequence[Update]) -> list[Segment]:
+    """Return the segments of a run, in their order: it is cut at the checkpoints that are in the record.
+
+    Other digests of checkpoints are compared inside a segment.
+    """
+    cuts = [
+        number
+        for number, row in enumerate(updates, start=1)
+        if row.checkpoint is not UNSET and (_folder(run, number) / checkpoints.MARKER).is_file()
+    ]
+    ends = sorted({*cuts, len(updates)} - {0})
     return [Segment(*pair) for pair in zip([0, *ends], ends, strict=False)]
 
 
-def checkpoint_of(run: Run, segment: Segment) -> checkpoints.Checkpoint | None:
-    """Return the checkpoint with which a segment begins; None for the initial parameters.
-
-    Raises:
-      NotRepeatable: if it is not in the record.
-      RecordError: with one line, if it is damaged.
-    """
-    if segment.start == 0:
-        return None
-    folder = run.path / CHECKPOINTS_FOLDER / f"{segment.start:08d}"
-    if not (folder / checkpoints.MARKER).is_file():
-        raise NotRepeatable(f"no checkpoint of update {segment.start}")
-    return checkpoints.read(folder)
-
-
-def can_begin(run: Run, segment: Segment) -> bool:
-    """Whether the record has what a segment begins with."""
-    folder = run.path / CHECKPOINTS_FOLDER / f"{segment.start:08d}"
-    return segment.start == 0 or (folder / checkpoints.MARKER).is_file()
+def _folder(run: Run, update: int) -> Path:
+    return run.path / CHECKPOINTS_FOLDER / f"{update:08d}"
 
 
 def draw(segments: Sequence[Segment], count: int, rng: np.random.Generator) -> list[Segment]:
@@ -143,19 +135,21 @@ def draw(segments: Sequence[Segment], count: int, rng: np.random.Generator) -> l
     return [segments[i] for i in sorted(chosen)]
 
 
-def chance_of_missing(share: float, total: int, available: int, drawn: int) -> float:
-    """Return the largest probability with which falsified segments are all missed.
+def chance_of_missing(share: float, segments: Sequence[Segment], drawn: int) -> float:
+    """Return the largest probability with which falsified updates are all missed.
 
-    Those that cannot be drawn are falsified first.
+    The falsified updates are in as few segments as can hold them, the longest.
 
     Args:
-      share: of the segments that are falsified, more than 0.
-      total: segments of the run.
-      available: those that could be drawn.
-      drawn: those that were, without replacement.
+      share: of the run's updates that are falsified, more than 0.
+      segments: of the run.
+      drawn: how many of them were, without replacement.
     """
-    bad = max(0, math.ceil(share * total) - (total - available))
-    return math.comb(available - bad, drawn) / math.comb(available, drawn)
+    lengths = sorted((end - start for start, end in segments), reverse=True)
+    held = np.cumsum(lengths)
+    # Rounding must not ask for one segment more than the share fills.
+    bad = 1 + int(np.searchsorted(held, share * held[-1] * (1 - 1e-12)))
+    return math.comb(len(lengths) - bad, drawn) / math.comb(len(lengths), drawn)
 
 
 def begin(run: Run, repetition: Repetition, segment: Segment, updates: Sequence[Update]) -> None:
@@ -168,7 +162,7 @@ def begin(run: Run, repetition: Repetition, segment: Segment, updates: Sequence[
         return
     where = f"checkpoint of update {segment.start}"
     try:
-        arrays = checkpoints.load(checkpoint_of(run, segment))
+        arrays = checkpoints.load(checkpoints.read(_folder(run, segment.start)))
         if fingerprint(arrays) != updates[segment.start - 1].checkpoint:
             raise Mismatch(f"{where}: its arrays differ from the digest in updates.jsonl")
         repetition.restore(arrays)

@@ -22,6 +22,8 @@ from cleanba.record.encoding import describe_error
 from cleanba.record.schema import Count
 from cleanba.run.command_line import BadInput, input_checks
 
+LARGEST_ROLLOUT = 2**22  # steps
+
 
 class Options(msgspec.Struct):
     """The hyperparameters that a replay needs, with the largest that it takes from a stranger."""
@@ -52,6 +54,10 @@ def options_of(run: Run) -> Options:
         options = msgspec.convert(run.info.hyperparameters, Options)
     except msgspec.ValidationError as error:
         raise BadInput(f"{run.path}: hyperparameters: {describe_error(error)}") from None
+    if options.num_envs * options.num_steps > LARGEST_ROLLOUT:
+        raise BadInput(
+            f"{run.path}: rollouts of more than {LARGEST_ROLLOUT} steps are not simulated"
+        )
     if options.num_envs % options.num_env_groups:
         raise BadInput(f"{run.path}: num_envs is no multiple of num_env_groups")
     return options

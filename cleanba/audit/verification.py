@@ -156,9 +156,11 @@ def verify(
             raise Mismatch(f"an episode ends at step {last}, the actions at {rollouts * batch}")
         recorded = [row for row in recorded if row["step"] <= rollouts * batch]
     updates = run.updates()
+    if segments and (len(updates) != rollouts or updates[-1].fingerprint is None):
+        raise Mismatch("updates.jsonl does not end with a fingerprint of the last rollout's update")
     begins = {segment.start: segment for segment in segments}
     repeated = {n for start, end in segments for n in range(start, end)}
-    count = 0
+    count = made_again = 0
     bar = tqdm(total=rollouts * batch, unit="step", unit_scale=True, disable=not progress)
     with bar, contextlib.closing(simulation):
         for number, frame in enumerate(read_frames(run.path / ACTIONS_FILE, shape, rollouts)):
@@ -168,6 +170,7 @@ def verify(
                 made, metrics = simulation.update()
                 check_rollout(frame, made, number)
                 check_update(updates[number], simulation, metrics)
+                made_again += 1
             else:
                 made = simulation.replay(frame.actions)
                 check_rollout(frame, made, number)
@@ -182,7 +185,7 @@ def verify(
         raise Mismatch(
             f"episode {count + 1}: recorded {recorded[count]}, but the actions end before it"
         )
-    return Verified(count, rollouts * batch, rollouts, total, len(repeated))
+    return Verified(count, rollouts * batch, rollouts, total, made_again)
 
 
 def check_rollout(frame: Frame, made: Replayed, number: int) -> None:

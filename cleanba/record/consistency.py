@@ -21,6 +21,14 @@ from cleanba.record.schema import FILE_OF_ROW, Episode, Rollout, RunInfo, Update
 ROUNDED = 2e-3  # seconds by which sums of rounded times may differ
 CLOCK = 2.0  # seconds: `started` and `ended` are whole seconds
 LOSS = 1e-4  # relative: losses are rounded
+LARGEST_WEIGHT = 1e9  # of a part of the loss
+
+# The systems that a Cleanba trainer gives its own names: program and concurrency.
+OWN_NAMES = {
+    f"{program}{suffix}": (program, not suffix)
+    for program in ("cleanba_ppo", "cleanba_impala")
+    for suffix in ("", "-sync")
+}
 
 
 class Schedule(NamedTuple):
@@ -43,6 +51,8 @@ def schedule_of(run: Run) -> Schedule | None:
     numbers = [options.get(name) for name in ("num_steps", "num_envs", "num_env_groups")]
     concurrency = options.get("concurrency")
     if not isinstance(concurrency, bool) or not all(isinstance(n, int) and n > 0 for n in numbers):
+        return None
+    if numbers[1] % numbers[2]:
         return None
     return Schedule(*numbers, int(concurrency))
 
@@ -86,6 +96,9 @@ def _collector(row: Rollout) -> tuple[int, int, int]:
 
 
 def _of_run(run: Run) -> Iterator[str]:
+    made_by = (run.info.program, run.info.hyperparameters.get("concurrency"))
+    if run.info.program is not UNSET and OWN_NAMES.get(run.info.system, made_by) != made_by:
+        yield "run.json: its system contradicts its program or its hyperparameters"
     for name in ("env_id", "seed"):
         value = getattr(run.info, name)
         if run.info.hyperparameters.get(name, value) != value:
@@ -133,7 +146,7 @@ def _of_updates(run: Run, updates: Sequence[Update]) -> Iterator[str]:
     )
     options = run.info.hyperparameters
     weights = [options.get(name) for name in ("vf_coef", "ent_coef")]
-    if all(isinstance(w, (int, float)) for w in weights):
+    if all(isinstance(w, (int, float)) and abs(w) < LARGEST_WEIGHT for w in weights):
         yield from _first(
             ((n, _is_another_sum(u, *weights)) for n, u in rows),
             Update,

@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 
 from cleanba.record.files import LARGEST_ARRAYS, open_regular
-from cleanba.record.schema import FileDigest
+from cleanba.record.schema import FILE_OF_ROW, FileDigest
 
 BLOCK_BYTES = 1 << 20
 INFO_FILE = "run.json"
 ACTIONS_FILE = "actions/rollouts.bin"
+PUBLISHED = (*FILE_OF_ROW.values(), ACTIONS_FILE)  # of an archive, beside run.json and checkpoints
 CHECKPOINTS_FOLDER = "checkpoints"
 LOG_FILE = "log.txt"  # the launcher's; it can grow after training has ended
 

@@ -107,13 +107,16 @@ class Run:
             return None
         return _decode_line(Update, whole[-1], f"{path}, last line")
 
-    def check_sizes(self) -> None:
+    def check_sizes(self, names: Iterable[str] | None = None) -> None:
         """Report in `problems` the files other than rows that are missing or have another size.
 
         This reads no file; `check_files` compares the checksums too.
+
+        Args:
+          names: which files; by default all.
         """
         for name, expected in self.files.items():
-            if name in FILE_OF_ROW.values():
+            if name in FILE_OF_ROW.values() or (names is not None and name not in names):
                 continue
             path = self.path / name
             size = path.stat().st_size if path.is_file() else None

@@ -41,6 +41,7 @@ TOKEN_SHAPES = (
 )
 _TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(TOKEN_SHAPES)})")
 _HEX_TOKEN = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
+_REVISION = re.compile(r'"revision": ?"[0-9a-f]{40}(\+changes)?"')
 _HEADER = re.compile(r"(?i)\b(bearer|basic|token)\s+[\w.~+/=-]{16,}")
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
@@ -70,8 +71,8 @@ def redact_text(text: str) -> str:
 
 
 def is_private(text: str) -> bool:
-    """Whether `redact_text` would change a text, other than forty hexadecimal digits, such as a revision."""
-    text = _HEX_TOKEN.sub("", text)
+    """Whether `redact_text` would change a line of a record, other than its source revision."""
+    text = _REVISION.sub("", text)
     return redact_text(text) != text
 
 

@@ -71,7 +71,7 @@ class RunInfo(Struct, kw_only=True):
     ended: str | None = None
     status: Status = "running"
     error: str | None = None
-    num_actions: Count | UnsetType = UNSET
+    num_actions: Annotated[int, Meta(ge=1, le=2**16)] | UnsetType = UNSET
     checkpoint_every: Count | UnsetType = UNSET
     resumed: list[Resumption] | UnsetType = UNSET
     files: dict[FileName, FileDigest] | UnsetType = UNSET

@@ -8,18 +8,18 @@ import sys
 import numpy as np
 import pytest
 
+from cleanba.audit.replay import judge
 from cleanba.audit.segments import (
     Mismatch,
     NotRepeatable,
     Segment,
-    can_begin,
     chance_of_missing,
     draw,
     segments_of,
 )
 from cleanba.audit.simulation import Simulation
 from cleanba.audit.verification import Verified, repetition, verify
-from cleanba.record import Run, checkpoints, fingerprint, read_run
+from cleanba.record import checkpoints, fingerprint, read_run
 from tests.cleanba.conftest import ROOT, SMALL, Trainer
 from tests.sealing import seal
 
@@ -56,7 +56,8 @@ def repeat(folder: str, *segments: tuple[int, int]) -> Verified:
 
 
 def all_segments(folder: str) -> list[Segment]:
-    return segments_of(read_run(folder).updates())
+    run = read_run(folder)
+    return segments_of(run, run.updates())
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def honest(tmp_path_factory):
 def test_every_segment_of_an_honest_run_is_repeated_to_the_bit(train, algorithm, options):
     folder = train(algorithm, *options, *EVERY)
     run = read_run(folder)
-    segments = segments_of(run.updates())
+    segments = segments_of(run, run.updates())
     assert [s.start for s in segments] == list(range(0, len(run.updates()), 4))
     done = repeat(folder, *segments[1::2])
     assert done.updates == sum(end - start for start, end in segments[1::2])
@@ -194,6 +195,7 @@ def test_a_checkpoint_of_another_network_is_refuted(honest, tmp_path):
         ("hyperparameters", {"num_envs": 4096, "num_steps": 65536}, "batches of"),
         ("hyperparameters", {"network": ["mlp"]}, "hyperparameters: "),
         ("hyperparameters", {"num_minibatches": 3}, "--num-minibatches 3"),
+        ("hyperparameters", {"xla_cpu_pool_size": 10**6}, "hyperparameters: .*xla_cpu_pool_size"),
         (None, {"program": "os"}, "the training of its system cannot be repeated"),
     ],
 )
@@ -207,6 +209,27 @@ def test_training_that_cannot_be_repeated_here_is_named(honest, tmp_path, part, 
 
 
 @pytest.mark.slow
+def test_a_record_of_other_actions_is_refuted_before_they_reach_an_environment(honest, tmp_path):
+    info = json.loads((honest / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(info | {"num_actions": 2**16}))
+    with pytest.raises(Mismatch, match="CartPole-v1 has 2 actions"):
+        repetition(read_run(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_cleanba_run_without_its_actions_is_refuted(honest, tmp_path):
+    folder = tmp_path / "stripped"
+    shutil.copytree(honest, folder)
+    shutil.rmtree(folder / "actions")
+    info = json.loads((folder / "run.json").read_text())
+    del info["num_actions"]
+    (folder / "run.json").write_text(json.dumps(info))
+    seal(folder)
+    outcome = judge(read_run(folder), segments=1, seed=1)
+    assert (outcome.verdict, "records actions" in outcome.reason) == ("refuted", True)
+
+
+@pytest.mark.slow
 def test_the_command_prints_what_was_repeated_and_the_chance_of_missing_falsified_segments(honest):
     command = [sys.executable, "-m", "cleanba.audit.replay", str(honest), "--no-progress"]
     done = subprocess.run(
@@ -214,27 +237,47 @@ def test_the_command_prints_what_was_repeated_and_the_chance_of_missing_falsifie
     )
     assert "repeated: 8 updates, in 2 of 4 segments: " in done.stdout
     assert "(drawn with --seed 7)" in done.stdout
-    # A share of 10% is one of four segments, and two of the other three were drawn: 3 of 6 pairs.
-    assert "if 10% of the segments were falsified, this had missed it with 50.0%" in done.stdout
+    # A tenth of the updates fits into one of four segments: 3 of the 6 pairs miss it.
+    assert (
+        "if 10% of the updates were falsified, this would have missed it with up to 50.0%"
+        in done.stdout
+    )
 
 
-def test_a_segment_without_its_checkpoint_cannot_begin(tmp_path):
-    run = Run(tmp_path, None)
-    assert can_begin(run, Segment(0, 4))
-    assert not can_begin(run, Segment(4, 8))
+@pytest.mark.slow
+def test_a_run_is_cut_at_the_checkpoints_that_are_in_its_record(honest, tmp_path):
+    folder = tmp_path / "fewer"
+    shutil.copytree(honest, folder)
+    shutil.rmtree(folder / "checkpoints" / "00000008")
+    (folder / "checkpoints" / "00000012" / "checkpoint.json").unlink()
+    assert all_segments(folder) == [(0, 4), (4, 16)]
+    assert repeat(folder, (4, 16)).updates == 12
 
 
 @pytest.mark.parametrize(
-    ("share", "total", "available", "drawn"),
-    [(0.1, 50, 50, 5), (0.5, 12, 12, 3), (0.01, 20, 20, 5), (0.3, 10, 8, 4), (0.2, 10, 7, 3)],
+    ("share", "lengths", "drawn"),
+    [
+        (0.1, [10] * 50, 5),
+        (0.5, [3] * 12, 3),
+        (0.01, [7] * 20, 5),
+        (0.3, [10] * 9 + [4], 4),
+        (0.5, [1] * 20 + [500], 5),
+        (0.9, [1] * 10 + [5] * 4, 2),
+    ],
 )
-def test_the_chance_of_missing_is_the_share_of_draws_that_miss(share, total, available, drawn):
+def test_the_chance_of_missing_is_the_share_of_draws_that_miss(share, lengths, drawn):
     rng = np.random.default_rng(0)
-    segments = [Segment(n, n + 1) for n in range(total)]
-    # Those that cannot be drawn are the last, and are falsified first.
-    bad = set(segments[::-1][: int(np.ceil(share * total))])
-    draws = [bad.isdisjoint(draw(segments[:available], drawn, rng)) for _ in range(1000)]
-    expected = chance_of_missing(share, total, available, drawn)
+    ends = np.cumsum(lengths).tolist()
+    segments = [Segment(*pair) for pair in zip([0, *ends], ends, strict=False)]
+    # A forger puts the falsified updates into as few segments as possible.
+    bad, held = set(), 0
+    for segment in sorted(segments, key=lambda s: s.start - s.end):
+        if held < share * sum(lengths):
+            bad.add(segment)
+            held += segment.end - segment.start
+    misses = [bad.isdisjoint(draw(segments, drawn, rng)) for _ in range(1000)]
+    expected = chance_of_missing(share, segments, drawn)
     deviation = np.sqrt(expected * (1 - expected) / 1000)
-    assert abs(np.mean(draws) - expected) <= 3.5 * deviation + 1e-12
-    assert expected <= (1 - share) ** drawn or available < total
+    assert abs(np.mean(misses) - expected) <= 3.5 * deviation + 1e-12
+    if len(set(lengths)) == 1:
+        assert expected <= (1 - share) ** drawn
