@@ -34,6 +34,7 @@ from tqdm import tqdm
 from analysis.output import bad_input
 from cleanba.audit.replay import Outcome
 from cleanba.record import RecordError, find_runs, replace_file
+from cleanba.record.files import MB, read_file
 from cleanba.run.arguments import Count, CountOrZero
 from cleanba.run.command_line import BadInput, parse
 from reports import build, render
@@ -44,7 +45,8 @@ from reports.unpack import unpack
 # Numbers may differ in their last bits where libraries add in another order on another processor.
 TOLERANCE = 1e-6
 NO_FIGURE = Path(os.devnull)
-LONGEST_REASON = 300
+LONGEST_REASON = 300  # characters
+LARGEST_PAGE = 64 * MB
 TONES = {"verified": "good", "refuted": "bad", "failed": "bad"}
 
 
@@ -85,7 +87,7 @@ class Args:
     segments: CountOrZero = 5
     """Segments of each run's training to repeat."""
     seed: CountOrZero | None = None
-    """Seed that draws the segments; by default one that nobody could know before."""
+    """Seed that draws the segments; random by default."""
     runs_matching: str = ""
     """Regular expression that names of runs must contain to be checked; by default all are."""
     jobs: Count | None = None
@@ -142,10 +144,10 @@ def records_of(data: Path, name: str, page: Page) -> list[Path]:
     """Return the records of an archive, which all lie in the one folder that its page is made from.
 
     Raises:
-      BadInput: if there are others, or the page is that of another study.
+      BadInput: if there are records elsewhere, or the page belongs to another study.
     """
     if page.name != name:
-        raise BadInput(f"{name}: its page is that of another study")
+        raise BadInput(f"{name}: its page belongs to another study")
     folder = data / "runs" / name
     records = find_runs(folder)
     others = {path.parent for path in data.rglob("run.json")} - set(records)
@@ -209,7 +211,7 @@ def compare_page(page: Page, data: Path) -> str:
 
     Figures are not compared.
     """
-    published = (data / "index.html").read_text(errors="replace")
+    published = read_file(data / "index.html", LARGEST_PAGE).decode(errors="replace")
     figures = {one.figure.name: NO_FIGURE for one in page.sections if one.figure}
     if without_figures(published) != without_figures(render.html_page(page, figures)):
         return "index.html does not show what result.json has"
@@ -337,7 +339,7 @@ def report_of(audit: Audit, page: Page) -> Page:
         )
     text = (
         "verified: the episodes, and all repeated updates, equal the record to the bit. consistent only: the "
-        "system is not deterministic, its rows do not contradict each other. not checkable: the training "
+        "system is nondeterministic, and its rows do not contradict each other. not checkable: the training "
         "was not repeated. missed 10%: the largest chance that the drawn segments are all honest if a tenth "
         "of the run's updates is not."
     )

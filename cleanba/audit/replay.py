@@ -8,7 +8,7 @@ Episodes need no network. Segments of the training are drawn at random, see segm
 
 Exit code 0: all that was computed equals the record. 1: it does not, and the first difference is printed. 2:
 there is no record, or it has no actions, or its training cannot be repeated here. A run that did not complete
-is verified up to its last recorded action, and the output says so.
+is verified up to its last recorded action; the output reports this.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def judge(
       run: the record; somebody else may have written it.
       segments: to draw and repeat.
       seed: draws them; every run has draws of its own.
-      module: repeats the updates of another system, see `replay.repetition`.
+      module: repeats the updates of another system, see `verification.repetition`.
       threads: of EnvPool; by default one per core.
       published: the record is a published copy, without logs and the like.
       progress: show a progress bar.
@@ -110,7 +110,7 @@ def judge(
                 raise Mismatch("run.json: its program records actions, and there are none")
             check_rows(run, published)
             outcome.verdict = "consistent only"
-            outcome.reason = "its system is not deterministic, or records no actions"
+            outcome.reason = "its system is nondeterministic, or records no actions"
         else:
             _simulate(run, outcome, segments, seed, module, threads, published, progress)
     except (Mismatch, RecordError, DamagedActions) as error:
@@ -135,15 +135,15 @@ def _simulate(
     if count:
         every = segments_of(run, run.updates())
         try:
-            if not every:
-                raise NotRepeatable("it has no updates")
+            if not run.completed or not every:
+                raise NotRepeatable("it did not complete")
             simulation = repetition(run, module)
         except NotRepeatable as error:
             outcome.verdict, outcome.reason = "not checkable", str(error)
         else:
             drawn = draw(every, count, random_numbers(seed, run.path.name))
     else:
-        outcome.verdict, outcome.reason = "not checkable", "its training was not to be repeated"
+        outcome.verdict, outcome.reason = "not checkable", "no segments were requested"
     if simulation is None:
         threads = threads or min(len(os.sched_getaffinity(0)), shape_of(run).num_envs)
         simulation = Simulation(run, threads)
@@ -193,9 +193,10 @@ class Args:
     segments: CountOrZero = 0
     """Segments of the training to repeat, from one checkpoint to the next."""
     seed: CountOrZero | None = None
-    """Seed that draws the segments; by default one that nobody could know before."""
+    """Seed that draws the segments; random by default."""
     module: str | None = None
-    """Module that repeats the updates of another system (docs/adding-a-baseline.md)."""
+    """Module that repeats the updates of another system: its `repeat(run)` returns a `Repetition`
+    (cleanba/audit/segments.py)."""
     published: bool = False
     """The record is a published copy, without logs and the like."""
     json: bool = False

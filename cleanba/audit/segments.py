@@ -1,8 +1,8 @@
 """Segments of a run's training, which an audit repeats from one checkpoint to the next.
 
 The updates of a run are cut at its checkpoints. A segment begins with the initial parameters or with those
-of a checkpoint, and ends with the fingerprint of the next checkpoint or of the run's end. Whoever published
-the run does not know which segments will be drawn.
+of a checkpoint, and ends with the fingerprint of the next checkpoint or of the run's end. The author of the
+run does not know which segments will be drawn.
 """
 
 import math

@@ -10,7 +10,6 @@ from cleanba.audit.segments import Mismatch, Replayed
 from cleanba.compatibility import env_overrides, overlapping_seeds, restores
 from cleanba.environments import (
     EpisodeStatistics,
-    check_env_id,
     describe_env,
     env_seeds,
     make_envs,
@@ -68,6 +67,7 @@ def _seeds_of(run: Run) -> list[int]:
 
     Raises:
       BadInput: if they depend on its layout, and this is missing or out of range.
+      ValueError: with one line, if the run's seed is out of range.
     """
     options = options_of(run)
     if not restores(options.compat, "seeds"):
@@ -77,8 +77,7 @@ def _seeds_of(run: Run) -> list[int]:
     except msgspec.ValidationError as error:
         raise BadInput(f"{run.path}: hardware: {describe_error(error)}") from None
     threads = layout.num_actor_threads * len(layout.actor_device_ids)
-    with input_checks():
-        return overlapping_seeds(run.info.seed, options.num_envs, threads, layout.num_processes)
+    return overlapping_seeds(run.info.seed, options.num_envs, threads, layout.num_processes)
 
 
 def shape_of(run: Run) -> Shape:
@@ -94,8 +93,10 @@ def shape_of(run: Run) -> Shape:
 
 
 class Simulation:
-    """The environments of a run, without its network: one pool of all, because their trajectories depend on
-    seeds and actions alone."""
+    """The environments of a run, without its network.
+
+    They are one pool, because their trajectories depend on seeds and actions alone.
+    """
 
     def __init__(self, run: Run, num_threads: int):
         """Make the environments.
@@ -110,13 +111,13 @@ class Simulation:
         """
         options = options_of(run)
         with input_checks():
-            check_env_id(run.info.env_id)
-        spec = describe_env(run.info.env_id, options.atari_preprocessing)
+            spec = describe_env(run.info.env_id, options.atari_preprocessing)
+            seeds = _seeds_of(run)
         if spec.num_actions != run.info.num_actions:  # environments do not check actions
             raise Mismatch(f"run.json: {run.info.env_id} has {spec.num_actions} actions")
         self._envs = make_envs(
             run.info.env_id,
-            _seeds_of(run),
+            seeds,
             num_threads,
             options.atari_preprocessing,
             **env_overrides(options.compat, spec.is_atari),

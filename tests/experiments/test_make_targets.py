@@ -21,6 +21,7 @@ GIVEN = (
     "RETRY=1",
     "CLUSTER=slurm",
     "PUBLISHED=there",
+    "ARCHIVE=dist/base.zip",
 )
 TARGETS = sorted(
     {

@@ -213,8 +213,8 @@ def rename(data, name):
     ("change", "message"),
     [
         (lambda data: (data / "result.json").unlink(), "result.json"),
-        (lambda data: rename(data, "/tmp/escaped"), "that of another study"),
-        (lambda data: rename(data, ".."), "that of another study"),
+        (lambda data: rename(data, "/tmp/escaped"), "belongs to another study"),
+        (lambda data: rename(data, ".."), "belongs to another study"),
         (lambda data: (data / "runs/run.json").write_text("{}"), "lie in other folders"),
         (lambda data: (data / "runs/small").rename(data / "runs/other"), "lie in other folders"),
     ],

@@ -193,8 +193,29 @@ def test_the_command_names_the_first_difference_and_fails(records, tmp_path):
         (folder / "run.json").read_text().replace('"num_actions"', '"was"')
     )
     done = replay(folder)
+    assert done.returncode == 1
+    assert "its program records actions, and there are none" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"env_id": "NoSuchGame-v5"}, "NoSuchGame-v5"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**40}, "seed"),
+    ],
+)
+def test_a_record_whose_environments_cannot_be_made_is_one_line(records, tmp_path, fields, message):
+    folder = tmp_path / "x"
+    shutil.copytree(records["CartPole-v1"], folder)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | fields))
+    seal(folder)
+    done = replay(folder)
     assert done.returncode == 2
-    assert "a record without actions" in done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -215,7 +236,7 @@ def test_an_interrupted_run_is_verified_as_far_as_its_actions_go(train):
         file.write(b"torn")
     done = replay(folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "verified up to its last recorded action" in done.stdout
+    assert "verified up to its last action" in done.stdout
 
 
 @pytest.mark.parametrize("num_actions", [1, 2, 3, 18, 19, 256, 1000])

@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -50,9 +52,26 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def repeat(folder: str, *segments: tuple[int, int]) -> Verified:
+@pytest.fixture(scope="module")
+def auditor():
+    """A process that repeats training. Other tests start jax with other flags in this one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def repeat(auditor):
+    """Repeat segments of a record."""
+    return lambda folder, *segments: auditor.submit(repeat_segments, folder, segments).result()
+
+
+def repeat_segments(folder: str, segments: list[tuple[int, int]]) -> Verified:
     run = read_run(folder)
     return verify(run, repetition(run), [Segment(*pair) for pair in segments])
+
+
+def prepare_repetition(folder: str) -> None:
+    repetition(read_run(folder))
 
 
 def all_segments(folder: str) -> list[Segment]:
@@ -77,7 +96,7 @@ def honest(tmp_path_factory):
         ("impala", ["--compat", "alignment", "mask"]),
     ],
 )
-def test_every_segment_of_an_honest_run_is_repeated_to_the_bit(train, algorithm, options):
+def test_every_segment_of_an_honest_run_is_repeated_to_the_bit(train, repeat, algorithm, options):
     folder = train(algorithm, *options, *EVERY)
     run = read_run(folder)
     segments = segments_of(run, run.updates())
@@ -90,7 +109,9 @@ def test_every_segment_of_an_honest_run_is_repeated_to_the_bit(train, algorithm,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "bad"), [("tuned", [1]), ("untrained", [1, 2, 3])])
-def test_falsified_training_is_refuted_where_it_was_falsified_and_only_there(tmp_path, kind, bad):
+def test_falsified_training_is_refuted_where_it_was_falsified_and_only_there(
+    tmp_path, repeat, kind, bad
+):
     script = str(ROOT / "cleanba" / "cleanba_ppo.py")
     command = [sys.executable, "-c", FORGER, kind, "6", script, *SMALL, *EVERY]
     subprocess.run([*command, "--runs-dir", str(tmp_path)], check=True, capture_output=True)
@@ -166,7 +187,7 @@ def claim_another_hyperparameter(folder):
         claim_another_hyperparameter,
     ],
 )
-def test_forged_segments_are_refuted_once_they_are_drawn(honest, tmp_path, forge):
+def test_forged_segments_are_refuted_once_they_are_drawn(honest, repeat, tmp_path, forge):
     folder = tmp_path / "forged"
     shutil.copytree(honest, folder)
     message = forge(folder)
@@ -177,7 +198,7 @@ def test_forged_segments_are_refuted_once_they_are_drawn(honest, tmp_path, forge
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_network_is_refuted(honest, tmp_path):
+def test_a_checkpoint_of_another_network_is_refuted(honest, repeat, tmp_path):
     folder = tmp_path / "forged"
     shutil.copytree(honest, folder)
     save(folder, lambda arrays: {k: np.atleast_1d(array)[..., :1] for k, array in arrays.items()})
@@ -199,21 +220,25 @@ def test_a_checkpoint_of_another_network_is_refuted(honest, tmp_path):
         (None, {"program": "os"}, "the training of its system cannot be repeated"),
     ],
 )
-def test_training_that_cannot_be_repeated_here_is_named(honest, tmp_path, part, fields, message):
+def test_training_that_cannot_be_repeated_here_is_named(
+    honest, auditor, tmp_path, part, fields, message
+):
     info = json.loads((honest / "run.json").read_text())
     (info[part] if part else info).update(fields)
     (tmp_path / "run.json").write_text(json.dumps(info))
     with pytest.raises(NotRepeatable, match=message) as caught:
-        repetition(read_run(tmp_path))
+        auditor.submit(prepare_repetition, tmp_path).result()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
-def test_a_record_of_other_actions_is_refuted_before_they_reach_an_environment(honest, tmp_path):
+def test_a_record_of_other_actions_is_refuted_before_they_reach_an_environment(
+    honest, auditor, tmp_path
+):
     info = json.loads((honest / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(info | {"num_actions": 2**16}))
     with pytest.raises(Mismatch, match="CartPole-v1 has 2 actions"):
-        repetition(read_run(tmp_path))
+        auditor.submit(prepare_repetition, tmp_path).result()
 
 
 @pytest.mark.slow
@@ -245,7 +270,7 @@ def test_the_command_prints_what_was_repeated_and_the_chance_of_missing_falsifie
 
 
 @pytest.mark.slow
-def test_a_run_is_cut_at_the_checkpoints_that_are_in_its_record(honest, tmp_path):
+def test_a_run_is_cut_at_the_checkpoints_that_are_in_its_record(honest, repeat, tmp_path):
     folder = tmp_path / "fewer"
     shutil.copytree(honest, folder)
     shutil.rmtree(folder / "checkpoints" / "00000008")
