@@ -17,6 +17,7 @@ A study is systems x hardware settings x environments x seeds x budget, in one o
     env_ids = ["CartPole-v1"]
     seeds = [1, 2, 3]
     total_timesteps = 100_000
+    checkpoints = 3  # kept, evenly spread, for an audit (docs/audit.md); optional
     [runs.hyperparameters]
     num_envs = 8
 
@@ -135,6 +136,7 @@ class PlannedRun(NamedTuple):
     seed: int
     total_timesteps: int
     hyperparameters: Mapping[str, Any]
+    checkpoints: int = 0  # to keep; 0 for those that resuming needs
 
     @property
     def name(self) -> str:
@@ -177,6 +179,7 @@ class _Block(Struct, forbid_unknown_fields=True):
     seeds: list[CountOrZero]
     total_timesteps: Count
     hyperparameters: dict[str, Any]
+    checkpoints: CountOrZero = 0
 
 
 class _Preset(Struct, forbid_unknown_fields=True):
@@ -428,6 +431,7 @@ def _plan(
             seed=seed,
             total_timesteps=block.total_timesteps,
             hyperparameters=block.hyperparameters,
+            checkpoints=block.checkpoints,
         )
         for setting, system, env_id, seed in itertools.product(
             block.settings, block.systems, env_ids, block.seeds

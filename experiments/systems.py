@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-CHECKPOINTS = 10  # per run, for systems that have a flag for their number
+CHECKPOINTS = 10  # per run, for systems that have a flag for their number; the newest are kept
 # The number of checkpoints does not make it a different run.
 CHECKPOINT_INTERVAL = "--checkpoint-every"
 
@@ -52,6 +52,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True):
     # `checkpoint_every`.
     resume: str = ""
     num_checkpoints: str = ""
+    keep_checkpoints: str = ""  # 0 keeps all
 
 
 class System(Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ _CLEANBA = Flags(
     distributed="--distributed",
     resume="--resume",
     num_checkpoints="--num-checkpoints",
+    keep_checkpoints="--keep-checkpoints",
 )
 # Actor threads are processes in monobeast and HTS-RL, and peers in moolib.
 _MONOBEAST = Flags(
@@ -160,13 +162,16 @@ def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[s
         '' if there is none.
     """
     names = run.program.flags
+    number = run.checkpoints or CHECKPOINTS
+    keeps = run.checkpoints and names.keep_checkpoints
     script = os.path.relpath(ROOT / run.program.script)
     return [
         *(run.program.interpreter or (sys.executable,)),
         script,
         *arguments(run),
         *([names.runs_dir, str(runs_dir)] if names.runs_dir else []),
-        *([names.num_checkpoints, str(CHECKPOINTS)] if names.num_checkpoints else []),
+        *([names.num_checkpoints, str(number)] if names.num_checkpoints else []),
+        *([names.keep_checkpoints, "0"] if keeps else []),
         *filter(None, (names.no_progress, restart_flag)),
     ]
 
@@ -191,7 +196,8 @@ def _identity(words: list[str], program: System) -> list[str] | None:
     names = program.flags
     housekeeping = {
         names.runs_dir: 1, names.study: 1, names.overwrite: 0, names.no_progress: 0,
-        names.resume: 0, names.num_checkpoints: 1, CHECKPOINT_INTERVAL: 1,
+        names.resume: 0, names.num_checkpoints: 1, names.keep_checkpoints: 1,
+        CHECKPOINT_INTERVAL: 1,
     }  # fmt: skip
     name = Path(program.script).name
     at = next((i for i, word in enumerate(words) if Path(word).name == name), None)

@@ -67,7 +67,8 @@ class Args:
     out: str = "dist"
     """Folder for the archive."""
     checkpoints: Checkpoints = "some"
-    """Checkpoints that are published: of no run, of one run for each system and environment, or of all."""
+    """Checkpoints that are published: of no run, of one run of each system, or of all. Those after the last
+    update are left out, because no segment begins there."""
     authors: str = ""
     """Names of the authors, separated by semicolons."""
     license: str = ""
@@ -141,17 +142,21 @@ def stage(runs: Path, out: Path, checkpoints: Checkpoints) -> None:
     for run in records:
         if run.path.parent != runs:
             raise ReportError(f"{run.path}: not directly below {runs}")
-        if run.info.status == "running":
+        info = run.info
+        if info.status == "running":
             raise ReportError(f"{run.path}: is running, or was killed (--resume or delete it)")
         if problems := run.check_files(PUBLISHED):
             raise ReportError(f"{run.path}: {problems[0]}")
         names = [INFO_FILE, *(name for name in PUBLISHED if (run.path / name).is_file())]
-        kind = (run.info.system, run.info.env_id)
-        markers = sorted(run.path.glob(f"{CHECKPOINTS_FOLDER}/*/{MARKER}"))
-        if markers and (checkpoints == "all" or (checkpoints == "some" and kind not in seen)):
-            seen.add(kind)
-            folders = [marker.parent.relative_to(run.path) for marker in markers]
-            names += [str(folder / name) for folder in folders for name in (ARRAYS, MARKER)]
+        last = f"{len(run.updates()):08d}"
+        saved = [
+            path.parent.relative_to(run.path)
+            for path in sorted(run.path.glob(f"{CHECKPOINTS_FOLDER}/*/{MARKER}"))
+            if path.parent.name != last
+        ]
+        if saved and (checkpoints == "all" or (checkpoints == "some" and info.system not in seen)):
+            seen.add(info.system)
+            names += [str(folder / name) for folder in saved for name in (ARRAYS, MARKER)]
         for name in names:
             copy(run.path / name, out / run.path.name / name)
     if (runs / STUDY_FILE).is_file():

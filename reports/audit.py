@@ -269,10 +269,10 @@ def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outc
     jobs = args.jobs or len(os.sched_getaffinity(0))
     sizes = {path: sum(x.stat().st_size for x in path.rglob("*.bin")) for path in records}
     bar = tqdm(total=len(records), unit="run", disable=not args.progress)
-    with bar, ThreadPoolExecutor(jobs) as pool:
+    with bar, tempfile.TemporaryDirectory() as compiled, ThreadPoolExecutor(jobs) as pool:
 
         def check(path: Path) -> Outcome:
-            outcome = check_run(path, args.segments, seed)
+            outcome = check_run(path, args.segments, seed, compiled)
             bar.update()
             return outcome
 
@@ -282,11 +282,22 @@ def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outc
     return {path.name: outcomes[path] for path in records}
 
 
-def check_run(path: Path, segments: int, seed: int) -> Outcome:
-    """Check one record in a process of its own, because jax is configured once in a process."""
+def check_run(path: Path, segments: int, seed: int, compiled: str) -> Outcome:
+    """Check one record in a process of its own, because jax is configured once in a process.
+
+    Args:
+      path: folder of the record.
+      segments: to repeat.
+      seed: that draws them.
+      compiled: folder of compiled code, which runs of one configuration share.
+    """
     command = [sys.executable, "-m", "cleanba.audit.replay", str(path), "--json", "--published"]
     command += ["--segments", str(segments), "--seed", str(seed), "--no-progress"]
-    done = subprocess.run(command, capture_output=True)
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": compiled,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    done = subprocess.run(command, capture_output=True, env=cache | os.environ)
     try:
         outcome = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=Outcome)
     except msgspec.DecodeError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import matplotlib as mpl
+import msgspec
 import pandas as pd
 import tyro
 from rich import box
@@ -30,7 +31,7 @@ from experiments.pool import available_cores
 from experiments.study import StudyError
 from plots import style
 from reports import cells, head, render
-from reports.page import Cell, Page, Table, Value, shown, write_json
+from reports.page import Archive, Cell, Page, Table, Value, shown, write_json
 from reports.sections import SECTIONS
 from reports.study import ReportError, StudyRuns, commands, read_study
 
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(name: str, runs: Path, out: Path, *, published: bool = False) -> Page:
+def build(
+    name: str, runs: Path, out: Path, *, published: bool = False, archive: Archive | None = None
+) -> Page:
     """Write the page of a study.
 
     Args:
@@ -73,6 +76,7 @@ def build(name: str, runs: Path, out: Path, *, published: bool = False) -> Page:
       runs: folder with its run records.
       out: folder for the page.
       published: the records are published copies, without logs and the like.
+      archive: where they are published, for the page to name.
 
     Raises:
       ReportError: if no run is completed, or a file that this command did not write is in the way.
@@ -82,7 +86,7 @@ def build(name: str, runs: Path, out: Path, *, published: bool = False) -> Page:
         if not render.was_made_here(out / file):
             raise ReportError(f"{out / file} was not made by this command: choose another --out")
     study = read_study(name, runs, out, published=published)
-    page = page_of(study)
+    page = msgspec.structs.replace(page_of(study), archive=archive)
     figures = {one.figure.name for one in page.sections if one.figure}
     folder = out / "figures"
     for old in sorted(folder.glob("*")):  # left by an earlier build

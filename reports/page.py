@@ -91,6 +91,14 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     table: Table | None = None
 
 
+class Archive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The published records of a study: one file, its size in bytes, and its SHA-256."""
+
+    name: str
+    size: int
+    sha256: str
+
+
 class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A page about a study.
 
@@ -107,6 +115,7 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
       hardware: processors, one line per kind.
       dates: start of the first run and end of the last, UTC.
       origin: how the page was made, if not by this code from records.
+      archive: its records, if they are published.
     """
 
     name: str
@@ -121,6 +130,7 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     hardware: tuple[str, ...] = ()
     dates: tuple[str, str] | None = None
     origin: str = ""
+    archive: Archive | None = None
 
     def table(self, name: str) -> Table | None:
         """Return the table of a section, if the page has it."""

@@ -1,14 +1,16 @@
 """Publishes the page of a study in the repository: `python -m reports.publish quickstart`.
 
-Builds the page as `reports.build` does, and writes a small copy of it to `results/<study>/`:
-`result.json`, a Markdown page, and at most three figures. Then writes the index of all results,
-`results/README.md`. Nothing else in the toolkit writes to tracked files.
+Builds the page as `reports.build` does, with the SHA-256 of the study's archive (reports/archive.py), and
+writes a small copy of it to `results/<study>/`: `result.json`, a Markdown page, and at most three figures.
+Then writes the index of all results, `results/README.md`. Nothing else here writes to tracked files.
 """
 
 import gc
+import hashlib
 import io
 import signal
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,12 @@ import tyro
 from PIL import Image
 
 from analysis.output import bad_input
-from cleanba.record import replace_file
+from cleanba.record import find_runs, replace_file
+from cleanba.record.folder import INFO_FILE
 from cleanba.run.command_line import parse
 from reports import build, index, render
-from reports.page import Cell, Page, Table, Value, read_json, write_json
+from reports.archive import sha256
+from reports.page import Archive, Cell, Page, Table, Value, read_json, write_json
 from reports.study import ReportError
 
 MOST_BYTES = 150_000  # largest size of a figure
@@ -47,6 +51,8 @@ class Args:
     """Folder with its run records; by default runs/<name>."""
     site: str = "site"
     """Folder of all pages, where the page is built."""
+    archives: str = "dist"
+    """Folder of the archives that `reports.archive` wrote."""
     out: str = "results"
     """Folder of all published results."""
 
@@ -57,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Publish the page of a study.")
         site, results = Path(args.site) / args.name, Path(args.out)
         check_writable(results, args.name)
-        page = build.build(args.name, Path(args.runs or f"runs/{args.name}"), site)
+        runs = Path(args.runs or f"runs/{args.name}")
+        archive = archive_of(Path(args.archives) / f"{args.name}.zip", runs)
+        page = build.build(args.name, runs, site, archive=archive)
         files = publish(page, site / "figures", results)
     except build.ERRORS as error:
         return bad_input(error)
@@ -71,6 +79,31 @@ def check_writable(results: Path, name: str) -> None:
     for file in (results / name / "README.md", results / "README.md"):
         if not render.was_made_here(file):
             raise ReportError(f"{file} was not made by this command: choose another --out")
+
+
+def archive_of(file: Path, runs: Path) -> Archive:
+    """Describe the archive of a study.
+
+    Args:
+      file: the archive.
+      runs: folder of the records that it must hold.
+
+    Raises:
+      ReportError: if it is missing, or holds other records.
+    """
+    if not file.is_file():
+        raise ReportError(f"{file} is missing: make publish writes it")
+    prefix = f"{file.stem}/data/runs/{file.stem}/"
+    with zipfile.ZipFile(file) as opened:
+        found = {
+            name.removeprefix(prefix): hashlib.sha256(opened.read(name)).hexdigest()
+            for name in opened.namelist()
+            if name.startswith(prefix) and name.endswith(f"/{INFO_FILE}")
+        }
+    records = {f"{path.name}/{INFO_FILE}": sha256(path / INFO_FILE) for path in find_runs(runs)}
+    if found != records:
+        raise ReportError(f"{file} holds other records than {runs}: make publish OVERWRITE=1")
+    return Archive(file.name, file.stat().st_size, sha256(file))
 
 
 def publish(page: Page, figures: Path, results: Path) -> list[Path]:

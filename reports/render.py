@@ -101,6 +101,10 @@ def provenance(page: Page) -> list[str]:
     lines += [*page.versions, *page.hardware]
     if page.dates:
         lines.append(f"runs from {page.dates[0]} to {page.dates[1]} (UTC)")
+    if page.archive:
+        name, size, digest = page.archive.name, page.archive.size, page.archive.sha256
+        lines.append(f"records: {name}, {size:,} bytes, SHA-256 {digest}")
+        lines.append(f"to verify them: make audit ARCHIVE={name}")
     return lines
 
 
@@ -145,17 +149,20 @@ def markdown_index(entries: Sequence[Page]) -> str:
         link = f"[{escape(page.name)}]({quote(page.name)}/README.md)"
         found = "<br>".join(escape(sentence) for sentence in page.finding) or NOTHING
         data = "<br>".join(escape(sentence) for sentence in page.status)
-        rows.append(f"| {link} | {escape(page.question or page.title)} | {found} | {data} |")
+        records = f"{page.archive.size / 1e6:,.1f} MB" if page.archive else NOTHING
+        question = escape(page.question or page.title)
+        rows.append(f"| {link} | {question} | {found} | {data} | {records} |")
     return "\n".join(
         [
             f"<!-- {GENERATOR} -->",
             "# What the studies found",
             "",
             "This table is written by `make publish-results` from `*/result.json`. Every study has a page "
-            "with its tables; `make report` makes the same page for the browser.",
+            "with its tables; `make report` makes the same page for the browser. The last column is the size "
+            "of the published records; the SHA-256 is on the page (docs/audit.md).",
             "",
-            "| study | question | finding | data |",
-            "| --- | --- | --- | --- |",
+            "| study | question | finding | data | records |",
+            "| --- | --- | --- | --- | --- |",
             *rows,
             "",
         ]

@@ -72,10 +72,21 @@ def test_a_command_describes_the_whole_run(tmp_path):
     ):
         assert part in text
     assert "--overwrite" not in text
+    assert "--keep-checkpoints" not in text
     assert "--overwrite" in systems.command(sync, tmp_path, "--overwrite")
     words = systems.command(concurrent, tmp_path)
     assert words[1].endswith("cleanba/cleanba_impala.py")
     assert "--concurrency" in words
+
+
+def test_a_study_keeps_the_checkpoints_that_it_asks_for(tmp_path):
+    text = STUDY.replace("total_timesteps = 1000", "total_timesteps = 1000\ncheckpoints = 3", 1)
+    text = text.replace('"cleanba_impala"', '"cleanrl_ppo"')
+    first, _, other, _ = (
+        " ".join(systems.command(run, tmp_path)) for run in load(tmp_path, text).runs
+    )
+    assert "--num-checkpoints 3 --keep-checkpoints 0" in first
+    assert "checkpoints" not in other
 
 
 def test_the_commands_of_baselines_are_accepted_by_their_programs(tmp_path):
@@ -209,6 +220,7 @@ def test_where_and_how_a_run_is_kept_does_not_make_another_run_but_a_hyperparame
     elsewhere += ["--study", "base-again", "--checkpoint-every", "5", "--no-progress"]
     assert systems.same_run(elsewhere, planned, program)
     assert systems.same_run([*elsewhere, "--resume"], planned, program)
+    assert systems.same_run([*elsewhere, "--keep-checkpoints", "0"], planned, program)
     assert not systems.same_run([*elsewhere, ""], planned, program)
     assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, program)
     assert systems.same_run(["converted from a log"], planned, program)

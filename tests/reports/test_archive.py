@@ -97,10 +97,11 @@ def test_private_words_stop_it_before_anything_is_written(study, capsys, private
 @pytest.mark.parametrize(("which", "count"), [("none", 0), ("some", 2), ("all", 12)])
 def test_checkpoints_are_published_as_asked(study, which, count):
     for run in (study / "runs/small").glob("*/run.json"):
-        folder = run.parent / "checkpoints/00000001"
-        folder.mkdir(parents=True)
-        (folder / "arrays.npz").write_bytes(b"x")
-        (folder / "checkpoint.json").write_text("{}")
+        for update in (1, 10):  # no segment begins after the last update
+            folder = run.parent / f"checkpoints/{update:08d}"
+            folder.mkdir(parents=True)
+            (folder / "arrays.npz").write_bytes(b"x")
+            (folder / "checkpoint.json").write_text("{}")
     with zipfile.ZipFile(publish("--checkpoints", which)) as made:
         names = made.namelist()
     assert sum(name.endswith("arrays.npz") for name in names) == count

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import bagit
 import msgspec
+import numpy as np
 import pytest
 from synthetic_runs import study_folder
 
@@ -170,6 +171,33 @@ def test_an_edited_page_is_refuted(synthetic, tmp_path, change, where):
     found = run_audit(file, "--runs-matching", "moolib.*s1$", code=1)
     assert found.tables.startswith(where)
     assert len(found.runs) == 2
+
+
+def numbers_of(page):
+    """Return the places of all numbers in the tables of a page: rows and columns."""
+    return [
+        (row, column)
+        for section in page["sections"]
+        for row in section.get("table", {"rows": []})["rows"]
+        for column, cell in enumerate(row)
+        if isinstance(cell, float) and cell != 0
+    ]
+
+
+@pytest.mark.slow
+def test_ten_edited_numbers_are_refuted(synthetic, tmp_path):
+    data = unpack(synthetic, tmp_path) / "data"
+    published = (data / "result.json").read_text()
+    assert audit.compare_page(read_json(data / "result.json"), data) == ""
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        page = json.loads(published)
+        row, column = (places := numbers_of(page))[rng.integers(len(places))]
+        row[column] *= 1 + rng.choice([-1, 1]) * 10.0 ** -rng.integers(1, 5)
+        (data / "result.json").write_text(json.dumps(page))
+        show(data)
+        found = audit.compare_page(read_json(data / "result.json"), data)
+        assert found.startswith("result.json, sections")
 
 
 @pytest.mark.parametrize(

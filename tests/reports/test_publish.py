@@ -10,7 +10,7 @@ from built import SYSTEMS, build_small
 from PIL import Image
 from synthetic_runs import study_folder
 
-from reports import index, publish, render
+from reports import archive, index, publish, render
 from reports.page import Cell, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,9 +24,15 @@ def tracked():
     return None if done.returncode else [ROOT / line for line in done.stdout.splitlines()]
 
 
+def publish_small():
+    """Publish the records of a small study, and its page."""
+    assert archive.main(["small", "--overwrite"]) == 0
+    return publish.main(["small"])
+
+
 def test_a_published_page_is_that_of_the_site_without_links(place, capsys):
     study_folder(place / "runs/small", SYSTEMS, steps=5_120)
-    assert publish.main(["small"]) == 0
+    assert publish_small() == 0
     folder = place / "results/small"
     built, published = (
         read_json(at / "small/result.json") for at in (place / "site", folder.parent)
@@ -44,16 +50,32 @@ def test_a_published_page_is_that_of_the_site_without_links(place, capsys):
     entry = (place / "results/README.md").read_text()
     assert "[small](small/README.md)" in entry
     assert render.escape(published.finding[0]) in entry
+    digest = archive.sha256(place / "dist/small.zip")
+    assert published.archive.sha256 == digest
+    for page in (markdown, (place / "site/small/index.html").read_text()):
+        assert f"SHA-256 {digest}" in page
+        assert "make audit ARCHIVE=small.zip" in page
+
+
+def test_a_page_is_published_only_with_its_records(place, undrawn, capsys):
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    assert publish.main(["small"]) == 2
+    assert "dist/small.zip is missing: make publish" in capsys.readouterr().err
+    assert archive.main(["small"]) == 0
+    shutil.rmtree(min((place / "runs/small").glob("*__s1")))
+    assert publish.main(["small"]) == 2
+    assert "dist/small.zip holds other records than runs/small" in capsys.readouterr().err
+    assert not (place / "results").exists()
 
 
 def test_publishing_again_replaces_what_was_published(place, undrawn, monkeypatch):
     monkeypatch.setattr(publish, "small_png", lambda file: b"an image")
     study_folder(place / "runs/small", SYSTEMS[:1], steps=5_120)
-    assert publish.main(["small"]) == 0
+    assert publish_small() == 0
     (place / "results/small/mine.png").write_bytes(b"kept")
     for run in (place / "runs/small").glob("*__CartPole-v1__*"):
         shutil.rmtree(run)
-    assert publish.main(["small"]) == 0
+    assert publish_small() == 0
     names = {file.name for file in (place / "results/small").glob("*.png")}
     assert names == {"curves_steps.png", "policy_lag.png", "speed.png", "mine.png"}
 
@@ -112,6 +134,9 @@ def test_the_repository_holds_code_and_little_else():
     if files is None:
         pytest.skip("not a checkout")
     files = [file for file in files if file.exists()]
-    assert sum(file.stat().st_size for file in files if file.suffix != ".lock") <= 8_000_000
+    apart = (".lock", ".zip")
+    assert sum(file.stat().st_size for file in files if file.suffix not in apart) <= 8_000_000
+    (published,) = (file for file in files if file.suffix == ".zip")
+    assert published.stat().st_size <= 3_000_000
     for file in (file for file in files if file.is_relative_to(ROOT / "reports")):
         assert file.suffix == ".py" or file.parent.name == "templates", file

@@ -21,8 +21,9 @@ from cleanba.audit.segments import (
 )
 from cleanba.audit.simulation import Simulation
 from cleanba.audit.verification import Verified, repetition, verify
-from cleanba.record import checkpoints, fingerprint, read_run
-from tests.cleanba.conftest import ROOT, SMALL, Trainer
+from cleanba.record import read_run
+from tests import forging
+from tests.cleanba.conftest import Trainer
 from tests.sealing import seal
 
 EVERY = ["--checkpoint-every", "4", "--keep-checkpoints", "0"]
@@ -30,26 +31,6 @@ ATARI = [
     "--env-id", "Breakout-v5", "--total-timesteps", "256", "--network", "nature", "--channels", "4", "4", "4",
     "--hiddens", "16", "--num-steps", "4",
 ]  # fmt: skip
-
-# A trainer that falsifies its training, and records that faithfully: all of its digests are right.
-FORGER = """
-import runpy, sys
-import jax
-from cleanba import training
-kind, first, sys.argv = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-train = training.train
-def forged(setup, trainer):
-    def update(state, data, number):
-        after, metrics = trainer.update(state, data, number)
-        if kind == "tuned" and number == first:
-            after = after._replace(params=jax.tree.map(lambda x: x * 1.0001, after.params))
-        if kind == "untrained" and number >= first:
-            after = after._replace(params=state.params)
-        return after, metrics
-    return train(setup, trainer._replace(update=update))
-training.train = forged
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +53,6 @@ def repeat_segments(folder: str, segments: list[tuple[int, int]]) -> Verified:
 
 def prepare_repetition(folder: str) -> None:
     repetition(read_run(folder))
-
-
-def all_segments(folder: str) -> list[Segment]:
-    run = read_run(folder)
-    return segments_of(run, run.updates())
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +88,10 @@ def test_every_segment_of_an_honest_run_is_repeated_to_the_bit(train, repeat, al
 def test_falsified_training_is_refuted_where_it_was_falsified_and_only_there(
     tmp_path, repeat, kind, bad
 ):
-    script = str(ROOT / "cleanba" / "cleanba_ppo.py")
-    command = [sys.executable, "-c", FORGER, kind, "6", script, *SMALL, *EVERY]
-    subprocess.run([*command, "--runs-dir", str(tmp_path)], check=True, capture_output=True)
-    (folder,) = tmp_path.glob("default/*")
+    folder = forging.train_falsely(kind, 6, tmp_path, *EVERY)
     run = read_run(folder)
     verify(run, Simulation(run, 1))  # its episodes are real
-    for number, segment in enumerate(all_segments(folder)):
+    for number, segment in enumerate(forging.segments(folder)):
         if number in bad:
             with pytest.raises(Mismatch, match=r"^update \d+: "):
                 repeat(folder, segment)
@@ -126,19 +99,13 @@ def test_falsified_training_is_refuted_where_it_was_falsified_and_only_there(
             repeat(folder, segment)
 
 
-def change_row(folder, update, **fields):
-    rows = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
-    rows[update - 1].update(fields)
-    (folder / "updates.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def change_metric(folder):
-    change_row(folder, 6, approx_kl=0.25)
+    forging.change_row(folder, 6, approx_kl=0.25)
     return "update 6: approx_kl"
 
 
 def change_fingerprint(folder):
-    change_row(folder, 6, fingerprint="0" * 64)
+    forging.change_row(folder, 6, fingerprint="0" * 64)
     return "update 6: the parameters differ"
 
 
@@ -149,30 +116,13 @@ def take_checkpoint_of_another_update(folder):
     return "checkpoint of update 4: its arrays differ"
 
 
-def save(folder, change):
-    """Change the arrays of the checkpoint of update 4, and recompute every digest."""
-    saved = checkpoints.read(folder / "checkpoints" / "00000004")
-    arrays = change(checkpoints.load(saved))
-    fields = {k: getattr(saved, k) for k in ("update", "wall_time", "sizes", "digests", "pinned")}
-    checkpoints.save(folder, arrays, **fields, keep=0)
-    change_row(folder, 4, checkpoint=fingerprint(arrays))
-    seal(folder)
-
-
 def perturb_checkpoint(folder):
-    def flip_a_bit(arrays):
-        name = next(name for name in arrays if name.startswith("['params']"))
-        arrays[name].view(np.uint32).flat[0] ^= 1
-        return arrays
-
-    save(folder, flip_a_bit)
+    forging.change_checkpoint(folder, 4, forging.flip_a_bit)
     return "update 4: parameters or optimiser state differ"
 
 
 def claim_another_hyperparameter(folder):
-    info = json.loads((folder / "run.json").read_text())
-    info["hyperparameters"]["gae_lambda"] = 0.9
-    (folder / "run.json").write_text(json.dumps(info))
+    forging.change_info(folder, "hyperparameters", gae_lambda=0.9)
     return "update 1: "
 
 
@@ -189,19 +139,23 @@ def claim_another_hyperparameter(folder):
 )
 def test_forged_segments_are_refuted_once_they_are_drawn(honest, repeat, tmp_path, forge):
     folder = tmp_path / "forged"
-    shutil.copytree(honest, folder)
-    message = forge(folder)
-    seal(folder)
+    message = forging.forged_copy(honest, folder, forge)
     # A checkpoint belongs to the segment that ends with it: rounding may hide where the next one began.
     with pytest.raises(Mismatch, match=message):
         repeat(folder, (0, 4), (4, 8))
 
 
+def cut_arrays(folder):
+    def cut(arrays):
+        return {name: np.atleast_1d(array)[..., :1] for name, array in arrays.items()}
+
+    forging.change_checkpoint(folder, 4, cut)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_refuted(honest, repeat, tmp_path):
     folder = tmp_path / "forged"
-    shutil.copytree(honest, folder)
-    save(folder, lambda arrays: {k: np.atleast_1d(array)[..., :1] for k, array in arrays.items()})
+    forging.forged_copy(honest, folder, cut_arrays)
     with pytest.raises(Mismatch, match=r"checkpoint of update 4: .* that of another run"):
         repeat(folder, (4, 8))
 
@@ -275,7 +229,7 @@ def test_a_run_is_cut_at_the_checkpoints_that_are_in_its_record(honest, repeat, 
     shutil.copytree(honest, folder)
     shutil.rmtree(folder / "checkpoints" / "00000008")
     (folder / "checkpoints" / "00000012" / "checkpoint.json").unlink()
-    assert all_segments(folder) == [(0, 4), (4, 16)]
+    assert forging.segments(folder) == [(0, 4), (4, 16)]
     assert repeat(folder, (4, 16)).updates == 12
 
 
