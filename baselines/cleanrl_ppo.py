@@ -11,7 +11,7 @@ docs/ppo-details.md says which of PPO's implementation details are where.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -19,18 +19,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from msgspec import UNSET
 
-from cleanba import record
+from cleanba import record, trees
+from cleanba.audit.preparation import prepare_again
+from cleanba.audit.segments import Repeated, Replayed
 from cleanba.environments import (
     EnvSpec,
     EpisodeStatistics,
     describe_env,
     env_seeds,
     make_envs,
+    play,
 )
 from cleanba.exact import placement
 from cleanba.networks import check_fits, default_network, make_network
 from cleanba.preparation import PACKAGES
+from cleanba.record import checkpoints
+from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
 from cleanba.run.arguments import (
     Count,
     Hyper,
@@ -42,8 +48,16 @@ from cleanba.run.arguments import (
     hyperparameters,
 )
 from cleanba.run.command_line import BadInput, input_checks, run_command_line
-from cleanba.run.log import RunLog, run_info
-from cleanba.run.options import LogOptions, RunId, RunOptions, check_run, run_id
+from cleanba.run.log import RunLog, run_info, versions
+from cleanba.run.options import (
+    CheckpointOptions,
+    LogOptions,
+    RunId,
+    RunOptions,
+    check_run,
+    checkpoint_interval,
+    run_id,
+)
 
 SYSTEM = "cleanrl_ppo"
 
@@ -112,6 +126,7 @@ class Args:
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions(log_frequency=1)
+    checkpoints: Nested[CheckpointOptions] = CheckpointOptions()
 
     @property
     def batch_size(self) -> int:
@@ -296,6 +311,7 @@ class Plan(NamedTuple):
     network: Any
     network_name: str
     num_updates: int
+    checkpoint_every: int  # updates; 0 for no checkpoints
 
 
 @input_checks()
@@ -316,6 +332,8 @@ def prepare(args: Args) -> Plan:
         raise BadInput(
             f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
         )
+    num_updates = args.total_timesteps // args.batch_size
+    checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
     run = run_id(SYSTEM, args.env_id, args.seed, args.run, "one-device")
     check_run(run, args.num_envs, overwrite=args.run.overwrite)
     spec = describe_env(args.env_id, args.atari_preprocessing)
@@ -326,7 +344,7 @@ def prepare(args: Args) -> Plan:
     network = make_network(
         name, spec.num_actions, args.channels, args.hiddens, portable=args.portable
     )
-    return Plan(args, run, spec, network, name, args.total_timesteps // args.batch_size)
+    return Plan(args, run, spec, network, name, num_updates, checkpoint_every)
 
 
 def layout(args: Args) -> placement.Hardware:
@@ -338,16 +356,26 @@ def layout(args: Args) -> placement.Hardware:
     )
 
 
+def pinned(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return what must be equal in a run and its repetition for the bits to be the same."""
+    return {
+        "hyperparameters": hyperparameters(plan.args) | {"network": plan.network_name},
+        "versions": versions(PACKAGES),
+        "hardware": placement.pinned_hardware(plan.args.portable),
+    }
+
+
 def begin_log(plan: Plan) -> RunLog:
     """Begin the record of a run."""
     args = plan.args
     info = run_info(
         plan.run,
         program=SYSTEM,
-        hyperparameters=hyperparameters(args) | {"network": plan.network_name},
+        hyperparameters=pinned(plan)["hyperparameters"],
         hardware=placement.describe_hardware(layout(args), num_processes=1),
         packages=PACKAGES,
     )
+    info.num_actions = plan.spec.num_actions
     return RunLog(
         plan.run,
         info,
@@ -364,60 +392,120 @@ def initial_params(args: Args, spec: EnvSpec, network: Any) -> Any:
     return jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
 
 
-def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
-    """Train from initial parameters, and log it; return the final state."""
-    args, spec, network = plan.args, plan.spec, plan.network
-    started = time.perf_counter()
-    _, act_key, learn_key = jax.random.split(jax.random.key(args.seed), 3)
-    cores = len(os.sched_getaffinity(0))
-    threads = args.hardware.envpool_threads or min(cores, args.num_envs)
-    seeds = env_seeds(args.seed, 0, args.num_envs)
-    envs = make_envs(spec.env_id, seeds, threads, args.atari_preprocessing)
-    statistics = EpisodeStatistics(args.num_envs)
-    optimizer, learning_rate = make_optimizer(args)
-    act = make_act(network)
-    on_cpu = jax.local_devices()[0].platform == "cpu"
-    slow_loops = on_cpu and len(spec.obs_shape) == 3 and not args.portable
-    update = make_update(network, args, optimizer, unroll=slow_loops)
-    state = AgentState(params, optimizer.init(params))
+class Actor:
+    """The environments, and the policy that acts in them."""
 
-    obs, _ = envs.reset()
-    done = np.zeros(args.num_envs, bool)
-    shape = (args.num_steps, args.num_envs)
-    global_step, last = 0, 0.0
-    for number in range(1, plan.num_updates + 1):
-        # The rollout: one policy, all of it.
-        all_obs = np.empty((args.num_steps + 1, *obs.shape), obs.dtype)
-        dones = np.empty((args.num_steps + 1, args.num_envs), bool)
+    def __init__(self, plan: Plan):
+        """Reset the environments."""
+        args = plan.args
+        cores = len(os.sched_getaffinity(0))
+        threads = args.hardware.envpool_threads or min(cores, args.num_envs)
+        seeds = env_seeds(args.seed, 0, args.num_envs)
+        self._args = args
+        self._envs = make_envs(plan.spec.env_id, seeds, threads, args.atari_preprocessing)
+        self._act = make_act(plan.network)
+        _, self._key, _ = jax.random.split(jax.random.key(args.seed), 3)
+        self._statistics, self._digest = EpisodeStatistics(args.num_envs), GroupDigest()
+        self._obs, _ = self._envs.reset()
+        self._done = np.zeros(args.num_envs, bool)
+        self._step = 0  # of every environment
+
+    def collect(self, params: Any) -> tuple[Rollout, Replayed, dict[str, float]]:
+        """Collect a rollout: one policy, all of it.
+
+        Returns:
+          The rollout, what is recorded of it, and seconds by activity.
+        """
+        shape = (self._args.num_steps, self._args.num_envs)
+        obs = np.empty((shape[0] + 1, *self._obs.shape), self._obs.dtype)
+        dones = np.empty((shape[0] + 1, shape[1]), bool)
         actions = np.empty(shape, np.int32)
         rewards, unclipped, logprobs, values = (np.empty(shape, np.float32) for _ in range(4))
         times = {"inference_time": 0.0, "env_time": 0.0}
-        begin = time.perf_counter()
-        for t in range(args.num_steps):
-            all_obs[t], dones[t] = obs, done
+        for t in range(shape[0]):
+            obs[t], dones[t] = self._obs, self._done
             before = time.perf_counter()
-            step = np.int32((number - 1) * args.num_steps + t)
-            actions[t], logprobs[t], values[t] = act(state.params, obs, act_key, step)
+            step = np.int32(self._step + t)
+            actions[t], logprobs[t], values[t] = self._act(params, self._obs, self._key, step)
             between = time.perf_counter()
-            obs, rewards[t], terminated, truncated, info = envs.step(actions[t])
+            self._obs, rewards[t], terminated, truncated, info = self._envs.step(actions[t])
             unclipped[t] = info.get("reward", rewards[t])
-            done = terminated | truncated
+            self._done = terminated | truncated
             times["inference_time"] += between - before
             times["env_time"] += time.perf_counter() - between
-        all_obs[-1], dones[-1] = obs, done
-        collected = time.perf_counter()
+        obs[-1], dones[-1] = self._obs, self._done
+        rollout = Rollout(obs, dones, actions, logprobs, values, rewards)
+        return rollout, self._finish(actions, unclipped, dones[1:]), times
 
-        # The update: all epochs and minibatches.
-        rollout = Rollout(all_obs, dones, actions, logprobs, values, rewards)
-        state, metrics = update(state, rollout, jax.random.fold_in(learn_key, number))
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through the actions [T, B] of a rollout."""
+        self._obs, rewards, dones, _ = play(self._envs, actions)
+        self._done = dones[-1]
+        return self._finish(actions, rewards, dones)
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._envs.close()
+
+    def _finish(self, actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray) -> Replayed:
+        self._step += len(actions)
+        digest = combine_digests([self._digest.update(actions, rewards, dones)])
+        return Replayed(actions, digest, self._statistics.count(rewards, dones))
+
+
+class Learner:
+    """The parameters, and how they learn from a rollout."""
+
+    def __init__(self, plan: Plan, params: Any):
+        """Begin with initial parameters."""
+        args = plan.args
+        optimizer, self._learning_rate = make_optimizer(args)
+        on_cpu = jax.local_devices()[0].platform == "cpu"
+        slow_loops = on_cpu and len(plan.spec.obs_shape) == 3 and not args.portable
+        self._update = make_update(plan.network, args, optimizer, unroll=slow_loops)
+        _, _, self._key = jax.random.split(jax.random.key(args.seed), 3)
+        self.state = AgentState(params, optimizer.init(params))
+        self.updates = 0
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Make the next update, all epochs and minibatches; return the metrics of its last minibatch."""
+        learning_rate = self._learning_rate(self.updates)
+        self.updates += 1
+        key = jax.random.fold_in(self._key, self.updates)
+        self.state, metrics = self._update(self.state, rollout, key)
         metrics = {name: float(value[-1, -1]) for name, value in jax.device_get(metrics).items()}
         if not np.isfinite(metrics["loss"]):
-            raise FloatingPointError(f"the loss of update {number} is {metrics['loss']}")
+            raise FloatingPointError(f"the loss of update {self.updates} is {metrics['loss']}")
+        return metrics | {"learning_rate": learning_rate}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint holds."""
+        return trees.to_arrays(self.state._asdict())
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the state from what a checkpoint holds.
+
+        Raises:
+          RecordError: with one line, if it is that of another network.
+        """
+        self.state = AgentState(**jax.device_put(trees.from_arrays(arrays, self.state._asdict())))
+
+
+def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
+    """Train from initial parameters, and log it; return the final state."""
+    args = plan.args
+    shape = Shape(args.num_steps, args.num_envs, plan.spec.num_actions)
+    actor, learner = Actor(plan), Learner(plan, params)
+    started, last = time.perf_counter(), 0.0
+    for number in range(1, plan.num_updates + 1):
+        begin = time.perf_counter()
+        rollout, played, times = actor.collect(learner.state.params)
+        collected = time.perf_counter()
+        metrics = learner.learn(rollout)
         now = time.perf_counter()
 
         # The record.
-        global_step += args.batch_size
-        first_step = global_step - args.batch_size
+        first_step = (number - 1) * args.batch_size
         wall_time = round(collected - started, 4)
         episodes = [
             record.Episode(
@@ -427,7 +515,7 @@ def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
                 episode_return=e.episode_return,
                 length=e.length,
             )
-            for e in statistics.count(unclipped, dones[1:])
+            for e in played.episodes
         ]
         collected_here = record.Rollout(
             actor=0,
@@ -441,13 +529,14 @@ def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
             learner_version=number,
         )
         marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
+        saves = plan.checkpoint_every and number % plan.checkpoint_every == 0
+        saved = learner.arrays() if saves else None
         made = record.Update(
             version=number + 1,
-            step=global_step,
+            step=first_step + args.batch_size,
             wall_time=round(now - started, 4),
             update_seconds=round(now - started - last, 6),
             **metrics,
-            learning_rate=learning_rate(number - 1),
             # There are no queues: rollout and update take turns.
             rollout_queue_get_time=0.0,
             params_queue_get_time=0.0,
@@ -455,11 +544,70 @@ def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
             rollout_time=round(collected - begin, 6),
             **{name: round(seconds, 6) for name, seconds in times.items()},
             training_time=round(now - collected, 6),
-            fingerprint=record.fingerprint(state.params) if marked else None,
+            fingerprint=record.fingerprint(learner.state.params) if marked else None,
+            checkpoint=UNSET if saved is None else record.fingerprint(saved),
         )
+        log.record.write_actions(pack(Frame(played.actions, played.digest), shape))
         log.write(made, [collected_here], episodes)
+        if saved is not None:
+            checkpoints.save(
+                plan.run.directory,
+                saved,
+                update=number,
+                wall_time=now - started,
+                sizes=log.sizes(),
+                digests=[played.digest.hex()],
+                pinned=pinned(plan),
+                keep=args.checkpoints.keep_checkpoints,
+            )
         last = now - started
-    return state
+    actor.close()
+    return learner.state
+
+
+class Repetition:
+    """The training of a recorded run, from its beginning; see `cleanba.audit.segments.Repetition`."""
+
+    def __init__(self, plan: Plan):
+        """Make the environments and the initial parameters."""
+        self._actor = Actor(plan)
+        self._learner = Learner(plan, initial_params(plan.args, plan.spec, plan.network))
+
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through recorded actions [T, B]."""
+        self._learner.updates += 1
+        return self._actor.replay(actions)
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the learner's state from a checkpoint after the updates so far."""
+        self._learner.restore(arrays)
+
+    def update(self) -> Repeated:
+        """Collect a rollout, and learn from it."""
+        rollout, played, _ = self._actor.collect(self._learner.state.params)
+        return Repeated(played, self._learner.learn(rollout))
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the parameters."""
+        return record.fingerprint(self._learner.state.params)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint after the last update holds."""
+        return self._learner.arrays()
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._actor.close()
+
+
+def repeat(run: record.Run) -> Repetition:
+    """Prepare to make the updates of a record again.
+
+    Raises:
+      NotRepeatable: with one line, if this machine or version cannot compute its bits.
+      Mismatch: if the environment has another number of actions than the record.
+    """
+    return Repetition(prepare_again(run, Args, prepare, pinned, hardware=Hardware()))
 
 
 def main(args: Args) -> None:

@@ -23,7 +23,7 @@ import copy
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -33,12 +33,25 @@ from msgspec import UNSET
 
 from baselines.one_environment import Environment, as_stepped
 from baselines.shared_memory import IndexQueue, share_parameters, shared_tensor
-from baselines.torch_io import PACKAGES, describe_device, fingerprint_network, save_parameters
+from baselines.torch_io import (
+    PACKAGES,
+    describe_device,
+    fingerprint_network,
+    initialize_optimizer,
+    load_training_arrays,
+    save_parameters,
+    training_arrays,
+)
 from baselines.torch_losses import clipped_surrogate, generalized_returns
 from baselines.torch_networks import choose_network, make_network
 from baselines.worker_processes import Clock, WorkerProcesses
+from cleanba import environments
+from cleanba.audit.preparation import prepare_again
+from cleanba.audit.segments import Repeated, Replayed
 from cleanba.environments import EnvSpec, describe_env, env_seeds
-from cleanba.record import Episode, Rollout, Update
+from cleanba.record import Episode, Rollout, Run, Update, checkpoints, fingerprint
+from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
+from cleanba.record.checkpoints import check_arrays
 from cleanba.run.arguments import (
     Count,
     Hyper,
@@ -51,8 +64,15 @@ from cleanba.run.arguments import (
     hyperparameters,
 )
 from cleanba.run.command_line import BadInput, input_checks, run_command_line
-from cleanba.run.log import RunLog, run_info, run_lengths
-from cleanba.run.options import RunId, RunOptions, check_run, run_id
+from cleanba.run.log import RunLog, run_info, run_lengths, versions
+from cleanba.run.options import (
+    CheckpointOptions,
+    RunId,
+    RunOptions,
+    check_run,
+    checkpoint_interval,
+    run_id,
+)
 
 FINGERPRINT_EVERY = 10  # updates
 
@@ -131,6 +151,7 @@ class Args:
     """Threads of torch in the learner. Sums are split by them, so they are part of the arithmetic."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
+    checkpoints: Nested[CheckpointOptions] = CheckpointOptions()
 
 
 DEFAULTS = {
@@ -176,25 +197,30 @@ class Shared(NamedTuple):
     full: IndexQueue  # environments that have filled their part of the storage
 
 
+def make_storages(args: Args, spec: EnvSpec) -> Storages:
+    """Allocate both storages."""
+    dtype = torch.from_numpy(np.zeros(0, spec.obs_dtype)).dtype
+    shape = (2, args.sync_interval, args.num_envs)
+    return Storages(
+        obs=shared_tensor((2, args.sync_interval + 1, args.num_envs, *spec.obs_shape), dtype),
+        uniforms=shared_tensor(shape, torch.float64),
+        actions=shared_tensor(shape, torch.int64),
+        versions=shared_tensor(shape, torch.int64),
+        rewards=shared_tensor(shape, torch.float32),
+        dones=shared_tensor(shape, torch.bool),
+        episode_returns=shared_tensor(shape, torch.float64),
+        episode_lengths=shared_tensor(shape, torch.int64),
+        times=shared_tensor((2, args.num_envs, len(Times._fields)), torch.float64),
+    )
+
+
 def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
     """Allocate what the processes share, before they are forked."""
     share_parameters(network)
-    dtype = torch.from_numpy(np.zeros(0, spec.obs_dtype)).dtype
-    shape = (2, args.sync_interval, args.num_envs)
     return Shared(
         network=network,
         version=shared_tensor((1,), torch.int64),
-        storages=Storages(
-            obs=shared_tensor((2, args.sync_interval + 1, args.num_envs, *spec.obs_shape), dtype),
-            uniforms=shared_tensor(shape, torch.float64),
-            actions=shared_tensor(shape, torch.int64),
-            versions=shared_tensor(shape, torch.int64),
-            rewards=shared_tensor(shape, torch.float32),
-            dones=shared_tensor(shape, torch.bool),
-            episode_returns=shared_tensor(shape, torch.float64),
-            episode_lengths=shared_tensor(shape, torch.int64),
-            times=shared_tensor((2, args.num_envs, len(Times._fields)), torch.float64),
-        ),
+        storages=make_storages(args, spec),
         position=shared_tensor((args.num_envs, 2), torch.int64),
         states=IndexQueue(),
         ready=tuple(IndexQueue() for _ in range(args.num_envs)),
@@ -203,21 +229,46 @@ def make_shared(args: Args, spec: EnvSpec, network: torch.nn.Module) -> Shared:
     )
 
 
+class Executor:
+    """One environment, and the randomness of its actions; it writes into the storages."""
+
+    def __init__(self, env_index: int, args: Args, spec: EnvSpec, storages: Storages):
+        """Reset the environment."""
+        (seed,) = env_seeds(args.seed, env_index, 1)
+        self._env_index = env_index
+        self._rng = np.random.default_rng([seed, 0])
+        self._env = Environment(spec.env_id, seed, args.atari_preprocessing)
+        self._views = Storages(*(tensor.numpy() for tensor in storages))
+        self._last = self._env.initial()
+
+    def observe(self, storage: int, t: int) -> None:
+        """Write the observation of a step, and the random number of its action."""
+        self._views.obs[storage, t, self._env_index] = self._last.obs
+        self._views.uniforms[storage, t, self._env_index] = self._rng.random()
+
+    def step(self, storage: int, t: int) -> None:
+        """Take the action of a step; write its reward, and whether the episode ended."""
+        at = (storage, t, self._env_index)
+        self._last = self._env.step(int(self._views.actions[at]))
+        self._views.rewards[at], self._views.dones[at] = self._last.reward, self._last.done
+        self._views.episode_returns[at] = self._last.episode_return
+        self._views.episode_lengths[at] = self._last.episode_length
+
+    def finish(self, storage: int, num_steps: int) -> None:
+        """Write the observation after the last step."""
+        self._views.obs[storage, num_steps, self._env_index] = self._last.obs
+
+
 def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Clock) -> None:
-    """Step one environment and draw the randomness of its actions: an executor process."""
-    (seed,) = env_seeds(args.seed, env_index, 1)
-    rng, delays = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
-    env = Environment(spec.env_id, seed, args.atari_preprocessing)
-    views = Storages(*(tensor.numpy() for tensor in shared.storages))
-    position = shared.position.numpy()
-    last = env.initial()
+    """Step one environment, and exchange its observations and actions: an executor process."""
+    delays = np.random.default_rng([*env_seeds(args.seed, env_index, 1), 1])
+    executor = Executor(env_index, args, spec, shared.storages)
+    position, times = shared.position.numpy(), shared.storages.times.numpy()
     while True:
         storage = shared.begin[env_index].get()
         inference_time = env_time = 0.0
         for t in range(args.sync_interval):
-            at = (storage, t, env_index)
-            views.obs[at] = last.obs
-            views.uniforms[at] = rng.random()
+            executor.observe(storage, t)
             position[env_index] = storage, t
             then = clock()
             shared.states.put(env_index)
@@ -226,13 +277,10 @@ def execute(env_index: int, args: Args, spec: EnvSpec, shared: Shared, clock: Cl
             inference_time += now - then
             if args.hardware.step_delay_seconds:
                 time.sleep(delays.exponential(args.hardware.step_delay_seconds))
-            last = env.step(int(views.actions[at]))
-            views.rewards[at], views.dones[at] = last.reward, last.done
-            views.episode_returns[at] = last.episode_return
-            views.episode_lengths[at] = last.episode_length
+            executor.step(storage, t)
             env_time += clock() - now
-        views.obs[storage, args.sync_interval, env_index] = last.obs
-        views.times[storage, env_index] = Times(clock(), inference_time, env_time)
+        executor.finish(storage, args.sync_interval)
+        times[storage, env_index] = Times(clock(), inference_time, env_time)
         shared.full.put(env_index)
 
 
@@ -241,6 +289,19 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     cumulative = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
     drawn = (uniforms[:, None] * cumulative[:, -1:] >= cumulative).sum(dim=-1)
     return drawn.clamp(max=logits.shape[-1] - 1)
+
+
+def choose(network: torch.nn.Module, storages: Storages, at: tuple[Any, ...]) -> None:
+    """Choose actions for the observations at some places of the storages.
+
+    Args:
+      network: on the CPU or a GPU.
+      storages: both.
+      at: storage, step and environment, or slices of them.
+    """
+    device = next(network.parameters()).device
+    logits, _ = network(storages.obs[at].to(device))
+    storages.actions[at] = sample(logits.cpu(), storages.uniforms[at])
 
 
 def act(args: Args, shared: Shared, device: torch.device) -> None:
@@ -263,10 +324,10 @@ def act(args: Args, shared: Shared, device: torch.device) -> None:
                 version = int(shared.version)
             rows[env_indices] = storages.obs[at].to(device)
             logits = network(rows)[0][env_indices].cpu()
+            storages.actions[at] = sample(logits, storages.uniforms[at])
         else:
             version = int(shared.version)
-            logits, _ = network(storages.obs[at])
-        storages.actions[at] = sample(logits, storages.uniforms[at])
+            choose(network, storages, at)
         storages.versions[at] = version
         for env_index in env_indices:
             shared.ready[env_index].put(0)
@@ -277,12 +338,10 @@ def act_together(
 ) -> None:
     """Choose the actions of a whole storage as a synchronous system does: at each step for all at once."""
     storages = shared.storages
-    device = next(network.parameters()).device
     for t in range(args.sync_interval):
         processes.wait_for(shared.states, args.num_envs)
         with torch.inference_mode():
-            logits, _ = network(storages.obs[storage, t].to(device))
-        storages.actions[storage, t] = sample(logits.cpu(), storages.uniforms[storage, t])
+            choose(network, storages, (storage, t))
         storages.versions[storage, t] = shared.version
         for queue in shared.ready:
             queue.put(0)
@@ -368,7 +427,7 @@ class Learner:
             ),
             "adam": lambda p: torch.optim.Adam(p, lr=args.learning_rate, eps=args.optimizer_eps),
         }
-        self._optimizer = optimizers[args.optimizer](list(network.parameters()))
+        self.optimizer = optimizers[args.optimizer](list(network.parameters()))
         self._num_updates = num_updates
         self._generator = torch.Generator().manual_seed(args.seed)
 
@@ -387,7 +446,7 @@ class Learner:
         rate = args.learning_rate
         if args.anneal_lr:
             rate *= 1 - (self.version - 1) / self._num_updates
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         self._behaviour.load_state_dict(behaviour)
         metrics: dict[str, float] = {}
@@ -402,6 +461,16 @@ class Learner:
             metrics = self._a2c(data) if args.algorithm == "a2c" else self._ppo(data)
         self.version += 1
         return metrics | {"learning_rate": rate}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the state: parameters, what the optimiser keeps of each, and the random generator."""
+        state = training_arrays(self.network, self.optimizer)
+        return state | {"generator": self._generator.get_state().numpy()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the state from what `arrays` returned after as many updates."""
+        load_training_arrays(self.network, self.optimizer, arrays)
+        self._generator.set_state(torch.from_numpy(arrays["generator"]))
 
     def _a2c(self, data: Data) -> dict[str, float]:
         return self._step(lambda network: a2c_loss(network, data, self._args))
@@ -457,7 +526,7 @@ class Learner:
             parameter.grad = gradient
         norm = torch.nn.utils.clip_grad_norm_(newest, self._args.max_grad_norm)
         before = [parameter.detach().clone() for parameter in newest] if delayed else []
-        self._optimizer.step()
+        self.optimizer.step()
         if delayed:
             with torch.no_grad():
                 for parameter, new, old in zip(
@@ -479,6 +548,7 @@ class Plan(NamedTuple):
     network: torch.nn.Module
     network_name: str
     num_updates: int
+    checkpoint_every: int  # updates; 0 for no checkpoints
 
 
 @input_checks()
@@ -509,6 +579,8 @@ def prepare(args: Args) -> Plan:
     storage = args.sync_interval * args.num_envs
     if args.total_timesteps < storage:
         raise BadInput(f"--total-timesteps {args.total_timesteps}: a storage holds {storage} steps")
+    num_updates = args.total_timesteps // storage
+    checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
     run = run_id(system, args.env_id, args.seed, args.run, setting)
     check_run(run, args.num_envs, overwrite=args.run.overwrite)
     spec = describe_env(args.env_id, args.atari_preprocessing)
@@ -519,7 +591,17 @@ def prepare(args: Args) -> Plan:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # the bits of an orthogonal initialisation depend on them
     network = make_network(name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
-    return Plan(args, run, spec, network, name, args.total_timesteps // storage)
+    return Plan(args, run, spec, network, name, num_updates, checkpoint_every)
+
+
+def pinned(plan: Plan, device: torch.device) -> dict[str, dict[str, Any]]:
+    """Return what must be equal in a run and its repetition for the bits to be the same."""
+    hardware = describe_device(device)
+    return {
+        "hyperparameters": hyperparameters(plan.args) | {"network": plan.network_name},
+        "versions": versions(PACKAGES),
+        "hardware": {name: hardware[name] for name in ("platform", "device_kind")},
+    }
 
 
 def begin_log(plan: Plan, device: torch.device) -> RunLog:
@@ -530,10 +612,12 @@ def begin_log(plan: Plan, device: torch.device) -> RunLog:
     info = run_info(
         plan.run,
         program="hts_rl",
-        hyperparameters=hyperparameters(args) | {"network": plan.network_name},
+        hyperparameters=pinned(plan, device)["hyperparameters"],
         hardware=hardware,
         packages=PACKAGES,
     )
+    info.num_actions = plan.spec.num_actions
+    info.autoreset = "same_step"
     return RunLog(
         plan.run,
         info,
@@ -592,7 +676,8 @@ def hts_loop(
 ) -> None:
     """Fill one storage while the learner learns from the other, and swap them."""
     args = plan.args
-    last, waited, put_time = clock(), 0.0, 0.0
+    recorder = Recorder(plan, shared.storages, log, clock())
+    waited, put_time = 0.0, 0.0
     filled: Collected | None = None
     for number in range(1, plan.num_updates + 2):
         storage = number % 2
@@ -605,13 +690,15 @@ def hts_loop(
             for queue in shared.begin:
                 queue.put(storage)
         if filled is not None:
-            before, used = clock(), learner.version
+            # Parameters that collect the storage after this one.
+            acting = filling.behaviour if filling else _state_of(learner.network)
+            before = clock()
             metrics = learner.learn(shared.storages, 1 - storage, filled.behaviour)
             # An update ends here and not with the swap, because nothing is collected beside the last one.
-            learned = clock()
-            times = {"training_time": learned - before, "get_time": waited, "last": last}
-            record(plan, shared, 1 - storage, filled, learner, used, metrics, times, log, learned)
-            last = learned
+            now = clock()
+            recorder.write(
+                1 - storage, filled, learner, Learned(metrics, acting, waited, now - before, now)
+            )
         waiting = clock()
         if filling is not None:
             processes.wait_for(shared.full, args.num_envs)
@@ -628,7 +715,8 @@ def synchronous_loop(
     clock: Clock,
 ) -> None:
     """Fill a storage and learn from it, in turn."""
-    last, put_time = clock(), 0.0
+    recorder = Recorder(plan, shared.storages, log, clock())
+    put_time = 0.0
     for _ in range(plan.num_updates):
         filled = Collected(learner.version, _state_of(learner.network), clock(), put_time)
         shared.version[0] = learner.version
@@ -637,82 +725,232 @@ def synchronous_loop(
         act_together(plan.args, shared, learner.network, 0, processes)
         processes.wait_for(shared.full, plan.args.num_envs)
         collected = clock()
-        used = learner.version
         metrics = learner.learn(shared.storages, 0, filled.behaviour)
         now = clock()
-        times = {
-            "training_time": now - collected,
-            "get_time": collected - filled.begun,
-            "last": last,
-        }
-        record(plan, shared, 0, filled, learner, used, metrics, times, log, now)
-        last = now
+        get_time, training_time = collected - filled.begun, now - collected
+        recorder.write(0, filled, learner, Learned(metrics, None, get_time, training_time, now))
         put_time = now - float(shared.storages.times[0, :, 0].mean())
 
 
-def record(
-    plan: Plan,
-    shared: Shared,
-    storage: int,
-    filled: Collected,
-    learner: Learner,
-    used: int,
-    metrics: dict[str, float],
-    times: dict[str, float],
-    log: RunLog,
-    now: float,
-) -> None:
-    """Record one update, and the storage that it learned from."""
-    args, storages = plan.args, shared.storages
-    steps = args.sync_interval * args.num_envs
-    number = learner.version - 1
-    measured = storages.times[storage].numpy()
-    means = Times(*measured.mean(axis=0).tolist())
-    marked = number == plan.num_updates or number % FINGERPRINT_EVERY == 0
-    delayed = args.correction == "delayed-gradient"
-    update = Update(
-        version=learner.version,
-        step=number * steps,
-        wall_time=round(now, 4),
-        update_seconds=round(now - times["last"], 6),
-        **metrics,
-        rollout_queue_get_time=round(times["get_time"], 6),
-        params_queue_get_time=0.0,
-        rollout_queue_put_time=round(filled.put_time, 6),
-        rollout_time=round(float(measured[:, 0].max()) - filled.begun, 6),
-        inference_time=round(means.inference_time, 6),
-        env_time=round(means.env_time, 6),
-        training_time=round(times["training_time"], 6),
-        gradient_version=filled.version if delayed else UNSET,
-        fingerprint=fingerprint_network(learner.network) if marked else None,
-    )
-    rollouts = []
-    for env_index in range(args.num_envs):
-        versions = run_lengths(storages.versions[storage, :, env_index].numpy())
-        rollouts.append(
-            Rollout(
-                actor=env_index,
-                group=None,
-                rollout=number,
-                steps=args.sync_interval,
-                wall_time=round(float(measured[env_index, 0]), 4),
-                version_first=versions[0][0],
-                version_last=versions[-1][0],
-                versions=versions,
-                learner_version=used,
-            )
-        )
+def played(storages: Storages, storage: int, digest: GroupDigest) -> Replayed:
+    """Return what is recorded of a full storage.
+
+    Args:
+      storages: both.
+      storage: the full one.
+      digest: of all storages before it; it is added.
+    """
+    actions = storages.actions[storage].numpy().astype(np.int32)
+    rewards, dones = storages.rewards[storage].numpy(), storages.dones[storage].numpy()
     episodes = [
-        Episode(
-            step=(number - 1) * steps + (t + 1) * args.num_envs,
-            wall_time=round(float(measured[env_index, 0]), 4),
-            env_index=env_index,
-            episode_return=float(storages.episode_returns[storage, t, env_index]),
-            length=int(storages.episode_lengths[storage, t, env_index]),
+        environments.Episode(
+            t,
+            env_index,
+            float(storages.episode_returns[storage, t, env_index]),
+            int(storages.episode_lengths[storage, t, env_index]),
         )
-        for t, env_index in np.argwhere(storages.dones[storage].numpy()).tolist()
+        for t, env_index in np.argwhere(dones).tolist()
     ]
-    log.write(update, rollouts, episodes)
+    return Replayed(actions, combine_digests([digest.update(actions, rewards, dones)]), episodes)
+
+
+def checkpoint_arrays(learner: Learner, acting: Any | None) -> dict[str, np.ndarray]:
+    """Return what a checkpoint holds.
+
+    Args:
+      learner: its state.
+      acting: parameters that collect the next storage, or None if they are the learner's.
+    """
+    collects = {f"acting/{name}": value.cpu().numpy() for name, value in (acting or {}).items()}
+    return learner.arrays() | collects
+
+
+class Learned(NamedTuple):
+    """An update, beside what the learner is after it."""
+
+    metrics: dict[str, float]
+    acting: Any | None  # see `checkpoint_arrays`
+    get_time: float  # seconds that the learner waited for the storage
+    training_time: float  # seconds
+    now: float  # clock time at its end
+
+
+class Recorder:
+    """Records each update, and the storage that it learned from."""
+
+    def __init__(self, plan: Plan, storages: Storages, log: RunLog, now: float):
+        """Begin at a clock time."""
+        self._plan, self._storages, self._log, self._last = plan, storages, log, now
+        args = plan.args
+        self._shape = Shape(args.sync_interval, args.num_envs, plan.spec.num_actions)
+        self._digest = GroupDigest()
+
+    def write(self, storage: int, filled: Collected, learner: Learner, learned: Learned) -> None:
+        """Record the learner's last update."""
+        args, storages = self._plan.args, self._storages
+        steps = args.sync_interval * args.num_envs
+        number = learner.version - 1
+        measured = storages.times[storage].numpy()
+        means = Times(*measured.mean(axis=0).tolist())
+        marked = number == self._plan.num_updates or number % FINGERPRINT_EVERY == 0
+        every = self._plan.checkpoint_every
+        saves = every and number % every == 0
+        saved = checkpoint_arrays(learner, learned.acting) if saves else None
+        delayed = args.correction == "delayed-gradient"
+        update = Update(
+            version=learner.version,
+            step=number * steps,
+            wall_time=round(learned.now, 4),
+            update_seconds=round(learned.now - self._last, 6),
+            **learned.metrics,
+            rollout_queue_get_time=round(learned.get_time, 6),
+            params_queue_get_time=0.0,
+            rollout_queue_put_time=round(filled.put_time, 6),
+            rollout_time=round(float(measured[:, 0].max()) - filled.begun, 6),
+            inference_time=round(means.inference_time, 6),
+            env_time=round(means.env_time, 6),
+            training_time=round(learned.training_time, 6),
+            gradient_version=filled.version if delayed else UNSET,
+            fingerprint=fingerprint_network(learner.network) if marked else None,
+            checkpoint=UNSET if saved is None else fingerprint(saved),
+        )
+        rollouts = []
+        for env_index in range(args.num_envs):
+            lengths = run_lengths(storages.versions[storage, :, env_index].numpy())
+            rollouts.append(
+                Rollout(
+                    actor=env_index,
+                    group=None,
+                    rollout=number,
+                    steps=args.sync_interval,
+                    wall_time=round(float(measured[env_index, 0]), 4),
+                    version_first=lengths[0][0],
+                    version_last=lengths[-1][0],
+                    versions=lengths,
+                    learner_version=number,
+                )
+            )
+        found = played(storages, storage, self._digest)
+        episodes = [
+            Episode(
+                step=(number - 1) * steps + (e.t + 1) * args.num_envs,
+                wall_time=round(float(measured[e.index, 0]), 4),
+                env_index=e.index,
+                episode_return=e.episode_return,
+                length=e.length,
+            )
+            for e in found.episodes
+        ]
+        self._log.record.write_actions(pack(Frame(found.actions, found.digest), self._shape))
+        self._log.write(update, rollouts, episodes)
+        if saved is not None:
+            checkpoints.save(
+                self._plan.run.directory,
+                saved,
+                update=number,
+                wall_time=learned.now,
+                sizes=self._log.sizes(),
+                digests=[found.digest.hex()],
+                pinned=pinned(self._plan, next(learner.network.parameters()).device),
+                keep=args.checkpoints.keep_checkpoints,
+            )
+        self._last = learned.now
+
+
+class Repetition:
+    """The training of a recorded run, from its beginning; see `cleanba.audit.segments.Repetition`.
+
+    In one process, which computes the same bits as any number of actors.
+    """
+
+    def __init__(self, plan: Plan):
+        """Make the environments and the initial parameters."""
+        args = plan.args
+        self._args = args
+        self._storages = make_storages(args, plan.spec)
+        self._executors = [
+            Executor(index, args, plan.spec, self._storages) for index in range(args.num_envs)
+        ]
+        self._acting = plan.network
+        self._learner = Learner(args, copy.deepcopy(plan.network), plan.num_updates)
+        self._digest = GroupDigest()
+        self._alternates = args.schedule == "synchronous"  # acting and learning
+
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through recorded actions [S, N]."""
+        self._learner.version += 1
+        self._storages.actions[0] = torch.from_numpy(actions)
+        return self._play(lambda t: None)
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the learner's state from a checkpoint after the updates so far."""
+        acting = self._acting.state_dict()
+        initialize_optimizer(self._learner.network, self._learner.optimizer)
+        check_arrays(arrays, checkpoint_arrays(self._learner, None if self._alternates else acting))
+        self._learner.restore(arrays)
+        prefix = "parameters" if self._alternates else "acting"
+        self._acting.load_state_dict(
+            {name: torch.from_numpy(arrays[f"{prefix}/{name}"]) for name in acting}
+        )
+
+    def update(self) -> Repeated:
+        """Fill a storage, and learn from it."""
+        version = self._learner.version
+        newest, behaviour = _state_of(self._learner.network), _state_of(self._acting)
+        torch.set_num_threads(self._args.torch_threads if self._alternates else 1)
+        with torch.inference_mode():
+            found = self._play(self._act)
+        torch.set_num_threads(self._args.torch_threads)
+        metrics: dict[str, Any] = self._learner.learn(self._storages, 0, behaviour)
+        self._acting.load_state_dict(
+            self._learner.network.state_dict() if self._alternates else newest
+        )
+        if self._args.correction == "delayed-gradient":
+            metrics["gradient_version"] = max(1, version - 1)
+        return Repeated(found, metrics)
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the parameters."""
+        return fingerprint_network(self._learner.network)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint after the last update holds."""
+        acting = None if self._alternates else self._acting.state_dict()
+        return checkpoint_arrays(self._learner, acting)
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._executors.clear()
+
+    def _act(self, t: int) -> None:
+        if self._alternates:
+            choose(self._acting, self._storages, (0, t))
+            return
+        for env_index in range(self._args.num_envs):  # batches of one, see `act`
+            at = tuple(torch.tensor([x]) for x in (0, t, env_index))
+            choose(self._acting, self._storages, at)
+
+    def _play(self, act: Callable[[int], None]) -> Replayed:
+        for t in range(self._args.sync_interval):
+            for executor in self._executors:
+                executor.observe(0, t)
+            act(t)
+            for executor in self._executors:
+                executor.step(0, t)
+        for executor in self._executors:
+            executor.finish(0, self._args.sync_interval)
+        return played(self._storages, 0, self._digest)
+
+
+def repeat(run: Run) -> Repetition:
+    """Prepare to make the updates of a record again, on the CPU.
+
+    Raises:
+      NotRepeatable: with one line, if this machine or version cannot compute its bits.
+      Mismatch: if the environment has another number of actions than the record.
+    """
+    on_cpu = functools.partial(pinned, device=torch.device("cpu"))
+    return Repetition(prepare_again(run, Args, prepare, on_cpu, hardware=Hardware()))
 
 
 def main(args: Args) -> None:

@@ -1,6 +1,7 @@
 """What the torch baselines save and record of their networks and devices."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,41 @@ def arrays_of(network: torch.nn.Module) -> dict[str, np.ndarray]:
 def fingerprint_network(network: torch.nn.Module) -> str:
     """Return the fingerprint of a network's parameters and buffers."""
     return fingerprint(arrays_of(network))
+
+
+def training_arrays(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, np.ndarray]:
+    """Return parameters, buffers, and what an optimiser keeps of each parameter, by name."""
+    arrays = {f"parameters/{name}": array for name, array in arrays_of(network).items()}
+    for name, parameter in network.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            arrays[f"optimizer/{name}/{key}"] = value.detach().cpu().numpy()
+    return arrays
+
+
+# What torch's optimisers keep of each parameter, beside the number of steps.
+_KEPT = {torch.optim.RMSprop: ("square_avg",), torch.optim.Adam: ("exp_avg", "exp_avg_sq")}
+
+
+def initialize_optimizer(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make what an optimiser keeps of each parameter, which torch does at its first step."""
+    for parameter in network.parameters():
+        kept = {key: torch.zeros_like(parameter) for key in _KEPT[type(optimizer)]}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0)} | kept
+
+
+def load_training_arrays(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Load what `training_arrays` returned, into an optimiser that has been initialised."""
+    state = network.state_dict()
+    network.load_state_dict(
+        {name: torch.from_numpy(arrays[f"parameters/{name}"]) for name in state}
+    )
+    for name, parameter in network.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            value.copy_(torch.from_numpy(arrays[f"optimizer/{name}/{key}"]))
 
 
 def save_parameters(network: torch.nn.Module, path: Path) -> None:

@@ -42,6 +42,7 @@ from cleanba.run.options import (
     CheckpointOptions,
     LogOptions,
     ModelOptions,
+    ResumeOptions,
     RunOptions,
     TrackingOptions,
 )
@@ -122,6 +123,7 @@ class Args:
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions()
     checkpoints: Nested[CheckpointOptions] = CheckpointOptions()
+    resuming: Nested[ResumeOptions] = ResumeOptions()
     tracking: Nested[TrackingOptions] = TrackingOptions()
     model: Nested[ModelOptions] = ModelOptions()
 

@@ -172,8 +172,14 @@ class EpisodeStatistics:
     ignored and its reward is not part of any episode, so it is not counted.
     """
 
-    def __init__(self, num_envs: int):
-        """Start counting at a reset of all environments."""
+    def __init__(self, num_envs: int, same_step: bool = False):
+        """Start counting at a reset of all environments.
+
+        Args:
+          num_envs: the environments.
+          same_step: they were reset within the step that ended an episode: every step is counted.
+        """
+        self._same_step = same_step
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
         self._resets = np.zeros(num_envs, bool)
@@ -188,7 +194,8 @@ class EpisodeStatistics:
         Returns:
           The episodes that ended, in the order of steps and, within one, of environments.
         """
-        real = ~np.concatenate([self._resets[None], dones[:-1]])
+        resets = np.concatenate([self._resets[None], dones[:-1]])
+        real = np.ones_like(dones) if self._same_step else ~resets
         # Summed step by step (accumulate), not pairwise, so that a return does not depend on the
         # boundaries of rollouts.
         counted = np.where(real, rewards, 0.0)

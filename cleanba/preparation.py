@@ -1,6 +1,5 @@
 """Everything that is checked and decided about a run before it begins."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,12 @@ from cleanba.run.options import (
     CheckpointOptions,
     LogOptions,
     ModelOptions,
+    ResumeOptions,
     RunId,
     RunOptions,
     TrackingOptions,
     check_run,
+    checkpoint_interval,
     run_id,
 )
 
@@ -68,6 +69,7 @@ class CommonArgs(Protocol):
     run: RunOptions
     logging: LogOptions
     checkpoints: CheckpointOptions
+    resuming: ResumeOptions
     tracking: TrackingOptions
     model: ModelOptions
 
@@ -143,23 +145,6 @@ def resolve_num_envs(
     return total
 
 
-def checkpoint_interval(options: CheckpointOptions, num_updates: int) -> int:
-    """Return the updates between two checkpoints; 0 for no checkpoints.
-
-    Args:
-      options: which give the interval itself, or the number of checkpoints over the whole run.
-      num_updates: of the whole run.
-
-    Raises:
-      ValueError: with one line, if they give both.
-    """
-    if options.checkpoint_every and options.num_checkpoints:
-        raise ValueError("--checkpoint-every and --num-checkpoints: give one of them")
-    if not options.num_checkpoints:
-        return options.checkpoint_every
-    return max(1, num_updates // options.num_checkpoints)
-
-
 @input_checks()
 def prepare_run(
     args: CommonArgs,
@@ -191,7 +176,7 @@ def prepare_run(
       RecordError: if there is a record that is neither overwritten nor resumed, or cannot be resumed.
     """
     check_args(args)
-    resume = args.checkpoints.resume
+    resume = args.resuming.resume
     if args.run.overwrite and resume:
         raise ValueError("--overwrite deletes the earlier run, --resume continues it: give one")
     num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
@@ -304,13 +289,7 @@ def seeds_of_environments(args: CommonArgs, num_envs: int, placed: Placement) ->
 
 def pinned(hyperparameters: Mapping[str, Any], placed: Placement) -> dict[str, dict[str, Any]]:
     """Return what must be equal in a run and its resumption for the bits to be the same."""
-    device = jax.local_devices()[0]
-    hardware: dict[str, Any] = {"platform": device.platform}
-    if hyperparameters["portable"]:
-        hardware["machine"] = os.uname().machine
-    else:
-        is_cpu = device.platform == "cpu"
-        hardware["device_kind"] = placement.cpu_model() if is_cpu else device.device_kind
+    hardware = placement.pinned_hardware(hyperparameters["portable"])
     if hyperparameters["reduction"] == "psum" or depends_on_layout(hyperparameters["compat"]):
         hardware["learner_device_ids"] = list(placed.learner_device_ids)
         hardware["num_processes"] = placed.num_processes

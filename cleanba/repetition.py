@@ -3,27 +3,20 @@
 On one device and without threads, which compute the same bits as any layout.
 """
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 
 from cleanba.actor_learner import collect
-from cleanba.audit.segments import Mismatch, NotRepeatable, Repeated, Replayed, check_size
+from cleanba.audit.preparation import prepare_again
+from cleanba.audit.segments import Repeated, Replayed
 from cleanba.environments import Episode
 from cleanba.exact.placement import Hardware
 from cleanba.preparation import Setup, pinned
-from cleanba.record import RecordError, Run, fingerprint
+from cleanba.record import Run, fingerprint
 from cleanba.record.actions import combine_digests
-from cleanba.record.checkpoints import check_same
-from cleanba.record.encoding import describe_error, jsonable
-from cleanba.run.command_line import BadInput
-from cleanba.run.options import RunOptions
 from cleanba.training import Trainer, from_arrays, make_group, to_arrays
 
 
@@ -111,42 +104,20 @@ def repetition_of(
     prepare: Callable[[Any], Setup],
     make_trainer: Callable[[Setup], Trainer],
 ) -> Repetition:
-    """Prepare to make the updates of a record again.
+    """Prepare to make the updates of a record again; see `prepare_again`.
 
     Args:
-      run: the record; somebody else may have written it.
+      run: the record.
       args_class: command line of its trainer.
       prepare: checks it.
       make_trainer: compiles it.
-
-    Raises:
-      NotRepeatable: with one line, if this machine or version cannot compute its bits.
-      Mismatch: if the environment has another number of actions than the record.
     """
-    options = dict(run.info.hyperparameters)
-    check_size(run)
-    hardware = Hardware(
-        num_actor_threads=1, xla_cpu_pool_size=options.pop("xla_cpu_pool_size", None)
+    pool = run.info.hyperparameters.get("xla_cpu_pool_size")  # without portable arithmetic
+    setup = prepare_again(
+        run,
+        args_class,
+        prepare,
+        lambda setup: pinned(setup.hyperparameters, setup.placement),
+        hardware=Hardware(num_actor_threads=1, xla_cpu_pool_size=pool),
     )
-    # Nothing is written there.
-    folder = RunOptions(runs_dir=os.path.join(tempfile.gettempdir(), "cleanba-audit"))
-    try:
-        args = msgspec.convert(options, args_class)
-        setup = prepare(replace(args, hardware=hardware, run=folder))
-    except msgspec.ValidationError as error:
-        raise NotRepeatable(f"hyperparameters: {describe_error(error)}") from None
-    except (BadInput, RecordError) as error:
-        raise NotRepeatable(str(error)) from None
-    if setup.spec.num_actions != run.info.num_actions:  # environments do not check actions
-        raise Mismatch(f"run.json: {run.info.env_id} has {setup.spec.num_actions} actions")
-    now = pinned(setup.hyperparameters, setup.placement)
-    then = {
-        "hyperparameters": run.info.hyperparameters,
-        "versions": run.info.versions,
-        "hardware": {name: run.info.hardware.get(name) for name in now["hardware"]},
-    }
-    try:
-        check_same(jsonable(then), now, "its training")
-    except RecordError as error:
-        raise NotRepeatable(str(error).replace("resumed", "repeated")) from None
     return Repetition(setup, make_trainer(setup))

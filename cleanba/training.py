@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from cleanba import evaluate
+from cleanba import evaluate, trees
 from cleanba.actor_learner import (
     Act,
     ActorLearner,
@@ -291,14 +291,13 @@ def _checkpoint_tree(state: TrainState, previous: Any | None) -> dict[str, Any]:
 
 
 def to_arrays(state: TrainState, previous: Any | None) -> dict[str, np.ndarray]:
-    """Return what a checkpoint holds: all arrays by path, such as `['params']['Dense_0']['kernel']`.
+    """Return what a checkpoint holds, see `trees.to_arrays`.
 
     Args:
       state: of the learner.
       previous: parameters that collect the next rollout, or None if they are the state's.
     """
-    leaves = jax.tree.leaves_with_path(_checkpoint_tree(state, previous))
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    return trees.to_arrays(_checkpoint_tree(state, previous))
 
 
 def from_arrays(
@@ -314,13 +313,6 @@ def from_arrays(
     Raises:
       RecordError: with one line, if the arrays are those of another network or optimiser.
     """
-    tree = _checkpoint_tree(like, like.params if concurrency else None)
-    leaves = jax.tree.leaves_with_path(tree)
-    expected = {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
-    found = {path: (array.shape, array.dtype) for path, array in arrays.items()}
-    for path in sorted({*found, *expected}):
-        if found.get(path) != expected.get(path):
-            raise RecordError(f"the checkpoint is that of another run: {path}")
-    tree = jax.tree.unflatten(jax.tree.structure(tree), [arrays[path] for path in expected])
+    tree = trees.from_arrays(arrays, _checkpoint_tree(like, like.params if concurrency else None))
     acting = tree["previous"] if concurrency else tree["params"]
     return TrainState(tree["params"], tree["opt_state"]), acting

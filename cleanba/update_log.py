@@ -62,7 +62,7 @@ def begin_log(setup: Setup) -> RunLog:
         info,
         total_steps=setup.num_updates * setup.batch_size,
         # A run without a checkpoint starts over; preparation has made sure that it may.
-        overwrite=args.run.overwrite or args.checkpoints.resume,
+        overwrite=args.run.overwrite or args.resuming.resume,
         progress="bar" if args.run.progress else None,
         log_frequency=args.logging.log_frequency,
         tracking=args.tracking,

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from baselines.worker_schemes.schemes import AGENTS, SCHEMES
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-CHECKPOINTS = 10  # per run, for systems that have a flag for their number; the newest are kept
+CHECKPOINTS = 10  # per run, for systems that can resume; the newest are kept
 # The number of checkpoints does not make it a different run.
 CHECKPOINT_INTERVAL = "--checkpoint-every"
 
@@ -95,7 +96,8 @@ _MONOBEAST = Flags(
     num_actor_threads="--num-actors",
 )
 _MOOLIB = Flags(env_id="--env", total_timesteps="--total-steps", num_actor_threads="--num-peers")
-_HTS = Flags(num_actor_threads="--num-actors")
+_CLEANRL = Flags(num_checkpoints="--num-checkpoints", keep_checkpoints="--keep-checkpoints")
+_HTS = msgspec.structs.replace(_CLEANRL, num_actor_threads="--num-actors")
 
 SYSTEMS = {
     **{
@@ -107,7 +109,7 @@ SYSTEMS = {
     },
     "monobeast": System("baselines/monobeast_study.py", flags=_MONOBEAST),
     "moolib": System("baselines/moolib_atari/__main__.py", flags=_MOOLIB),
-    "cleanrl_ppo": System("baselines/cleanrl_ppo.py"),
+    "cleanrl_ppo": System("baselines/cleanrl_ppo.py", flags=_CLEANRL),
     **{
         f"hts_rl_{algorithm}{suffix}": System(
             "baselines/hts_rl.py",
@@ -162,7 +164,7 @@ def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[s
         '' if there is none.
     """
     names = run.program.flags
-    number = run.checkpoints or CHECKPOINTS
+    number = run.checkpoints or (CHECKPOINTS if names.resume else 0)
     keeps = run.checkpoints and names.keep_checkpoints
     script = os.path.relpath(ROOT / run.program.script)
     return [
@@ -170,7 +172,7 @@ def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[s
         script,
         *arguments(run),
         *([names.runs_dir, str(runs_dir)] if names.runs_dir else []),
-        *([names.num_checkpoints, str(number)] if names.num_checkpoints else []),
+        *([names.num_checkpoints, str(number)] if names.num_checkpoints and number else []),
         *([names.keep_checkpoints, "0"] if keeps else []),
         *filter(None, (names.no_progress, restart_flag)),
     ]

@@ -88,6 +88,9 @@ class Args:
     """Segments of each run's training to repeat."""
     seed: CountOrZero | None = None
     """Seed that draws the segments; random by default."""
+    module: str | None = None
+    """Module that repeats the training of systems that do not come with the toolkit, see
+    docs/adding-a-baseline.md."""
     runs_matching: str = ""
     """Regular expression that names of runs must contain to be checked; by default all are."""
     jobs: Count | None = None
@@ -272,7 +275,7 @@ def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outc
     with bar, tempfile.TemporaryDirectory() as compiled, ThreadPoolExecutor(jobs) as pool:
 
         def check(path: Path) -> Outcome:
-            outcome = check_run(path, args.segments, seed, compiled)
+            outcome = check_run(path, args, seed, compiled)
             bar.update()
             return outcome
 
@@ -282,17 +285,18 @@ def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outc
     return {path.name: outcomes[path] for path in records}
 
 
-def check_run(path: Path, segments: int, seed: int, compiled: str) -> Outcome:
+def check_run(path: Path, args: Args, seed: int, compiled: str) -> Outcome:
     """Check one record in a process of its own, because jax is configured once in a process.
 
     Args:
       path: folder of the record.
-      segments: to repeat.
-      seed: that draws them.
+      args: the command line.
+      seed: that draws the segments.
       compiled: folder of compiled code, which runs of one configuration share.
     """
     command = [sys.executable, "-m", "cleanba.audit.replay", str(path), "--json", "--published"]
-    command += ["--segments", str(segments), "--seed", str(seed), "--no-progress"]
+    command += ["--segments", str(args.segments), "--seed", str(seed), "--no-progress"]
+    command += ["--module", args.module] if args.module else []
     cache = {
         "JAX_COMPILATION_CACHE_DIR": compiled,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

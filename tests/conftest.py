@@ -2,6 +2,8 @@
 
 import os
 import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import submitit  # noqa: F401  Its import closes absl's log handler, and so the stderr that pytest captures, if absl came first.
@@ -28,6 +30,13 @@ def compilation_cache(tmp_path_factory):
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
+
+
+@pytest.fixture(scope="module")
+def auditor():
+    """A process that repeats training. Other tests configure jax in other ways in this one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool
 
 
 @pytest.fixture

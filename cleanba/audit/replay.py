@@ -91,7 +91,8 @@ def judge(
       run: the record; somebody else may have written it.
       segments: to draw and repeat.
       seed: draws them; every run has draws of its own.
-      module: repeats the updates of another system, see `verification.repetition`.
+      module: repeats the updates of systems that do not come with the toolkit, see
+        `verification.repetition`.
       threads: of EnvPool; by default one per core.
       published: the record is a published copy, without logs and the like.
       progress: show a progress bar.
@@ -195,8 +196,8 @@ class Args:
     seed: CountOrZero | None = None
     """Seed that draws the segments; random by default."""
     module: str | None = None
-    """Module that repeats the updates of another system: its `repeat(run)` returns a `Repetition`
-    (cleanba/audit/segments.py)."""
+    """Module that repeats the updates of a system that does not come with the toolkit: its `repeat(run)`
+    returns a `Repetition` (docs/adding-a-baseline.md)."""
     published: bool = False
     """The record is a published copy, without logs and the like."""
     json: bool = False

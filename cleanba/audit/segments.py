@@ -8,15 +8,15 @@ run does not know which segments will be drawn.
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta
+from msgspec import UNSET
 
 from cleanba.environments import Episode
 from cleanba.record import RecordError, Run, Update, checkpoints, fingerprint
-from cleanba.record.encoding import describe_error, jsonable
+from cleanba.record.encoding import jsonable
 from cleanba.record.folder import CHECKPOINTS_FOLDER
 
 # Fields of an update that depend on time, and those that are compared on their own.
@@ -81,33 +81,6 @@ class Segment(NamedTuple):
 
     start: int
     end: int
-
-
-class Size(msgspec.Struct):
-    """Hyperparameters that decide how much memory and time an update takes, and their limits."""
-
-    num_envs: Annotated[int, Meta(ge=1, le=4096)]
-    num_steps: Annotated[int, Meta(ge=1, le=2**16)]
-    update_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
-    num_minibatches: Annotated[int, Meta(ge=1, le=2**16)] = 1
-    gradient_accumulation_steps: Annotated[int, Meta(ge=1, le=2**16)] = 1
-    xla_cpu_pool_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    channels: Annotated[list[Annotated[int, Meta(ge=1, le=512)]], Meta(max_length=3)] | None = None
-    hiddens: Annotated[list[Annotated[int, Meta(ge=1, le=8192)]], Meta(max_length=8)] | None = None
-
-
-def check_size(run: Run) -> None:
-    """Refuse to repeat what would take too much memory or time; a stranger may have written the record.
-
-    Raises:
-      NotRepeatable: with one line.
-    """
-    try:
-        size = msgspec.convert(run.info.hyperparameters, Size)
-    except msgspec.ValidationError as error:
-        raise NotRepeatable(f"hyperparameters: {describe_error(error)}") from None
-    if size.num_envs * size.num_steps > 2**18:
-        raise NotRepeatable(f"batches of {size.num_envs * size.num_steps} steps are too large")
 
 
 def segments_of(run: Run, updates: Sequence[Update]) -> list[Segment]:

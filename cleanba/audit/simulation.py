@@ -1,6 +1,6 @@
 """The environments of a record, simulated from its actions without a network."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,15 +24,21 @@ from cleanba.run.command_line import BadInput, input_checks
 LARGEST_ROLLOUT = 2**22  # steps
 
 
-class Options(msgspec.Struct):
+class Options(msgspec.Struct, kw_only=True):
     """The hyperparameters that a replay needs, with the largest that it takes from a stranger."""
 
     num_steps: Annotated[int, Meta(ge=1, le=2**20)]
     num_envs: Annotated[int, Meta(ge=1, le=4096)]
-    num_env_groups: Annotated[int, Meta(ge=1, le=4096)]
+    num_env_groups: Annotated[int, Meta(ge=1, le=4096)] = 1
+    sync_interval: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     total_timesteps: Count
     atari_preprocessing: Literal["machado", "gym"] = "machado"
     compat: tuple[str, ...] = ()
+
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of each environment in a rollout."""
+        return self.sync_interval or self.num_steps
 
 
 class Layout(msgspec.Struct):
@@ -53,7 +59,7 @@ def options_of(run: Run) -> Options:
         options = msgspec.convert(run.info.hyperparameters, Options)
     except msgspec.ValidationError as error:
         raise BadInput(f"{run.path}: hyperparameters: {describe_error(error)}") from None
-    if options.num_envs * options.num_steps > LARGEST_ROLLOUT:
+    if options.num_envs * options.rollout_steps > LARGEST_ROLLOUT:
         raise BadInput(
             f"{run.path}: rollouts of more than {LARGEST_ROLLOUT} steps are not simulated"
         )
@@ -89,7 +95,31 @@ def shape_of(run: Run) -> Shape:
     if run.info.num_actions is UNSET:
         raise BadInput(f"{run.path}: a record without actions (no 'num_actions')")
     options = options_of(run)
-    return Shape(options.num_steps, options.num_envs, run.info.num_actions)
+    return Shape(options.rollout_steps, options.num_envs, run.info.num_actions)
+
+
+def play_same_step(envs: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Step environments through actions, and reset each within the step that ends its episode.
+
+    Args:
+      envs: an EnvPool instance in synchronous mode, with nothing sent that has not been received.
+      actions: int32 [T, B].
+
+    Returns:
+      Unclipped rewards, float32 [T, B], and ends of episodes, bool [T, B].
+    """
+    env_ids = np.arange(actions.shape[1], dtype=np.int32)
+    rewards, dones = np.empty(actions.shape, np.float32), np.empty(actions.shape, bool)
+    for t in range(len(actions)):
+        envs.send(actions[t], env_ids)
+        _, reward, terminated, truncated, info = envs.recv()
+        rewards[t] = info.get("reward", reward)
+        np.logical_or(terminated, truncated, out=dones[t])
+        if dones[t].any():  # EnvPool resets these on their next step, and ignores its action
+            ended = env_ids[dones[t]]
+            envs.send(np.zeros(len(ended), np.int32), ended)
+            envs.recv()
+    return rewards, dones
 
 
 class Simulation:
@@ -122,14 +152,18 @@ class Simulation:
             options.atari_preprocessing,
             **env_overrides(options.compat, spec.is_atari),
         )
-        self._statistics = EpisodeStatistics(options.num_envs)
+        self._same_step = run.info.autoreset == "same_step"
+        self._statistics = EpisodeStatistics(options.num_envs, self._same_step)
         self._digests = [GroupDigest() for _ in range(options.num_env_groups)]
         self._envs.async_reset()
         self._envs.recv()
 
     def replay(self, actions: np.ndarray) -> Replayed:
         """Step the environments through the actions [T, N] of a rollout."""
-        _, rewards, dones, _ = play(self._envs, actions)
+        if self._same_step:
+            rewards, dones = play_same_step(self._envs, actions)
+        else:
+            _, rewards, dones, _ = play(self._envs, actions)
         groups = (np.split(x, len(self._digests), axis=1) for x in (actions, rewards, dones))
         digest = combine_digests(
             digest.update(*parts) for digest, *parts in zip(self._digests, *groups, strict=True)

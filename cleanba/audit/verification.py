@@ -28,6 +28,8 @@ from cleanba.record.consistency import contradictions
 MODULES = {
     "cleanba_ppo": "cleanba.cleanba_ppo",
     "cleanba_impala": "cleanba.cleanba_impala",
+    "cleanrl_ppo": "baselines.cleanrl_ppo",
+    "hts_rl": "baselines.hts_rl",
 }
 
 
@@ -46,14 +48,15 @@ def repetition(run: Run, module: str | None = None) -> Repetition:
 
     Args:
       run: the record.
-      module: with a function `repeat(run)`; by default that of the program that the record names.
+      module: with a function `repeat(run)`, for programs that do not come with the toolkit.
 
     Raises:
       NotRepeatable: with one line.
     """
-    if module is None and (module := MODULES.get(run.info.program or "")) is None:
+    name = MODULES.get(run.info.program or "", module)
+    if name is None:
         raise NotRepeatable("the training of its system cannot be repeated")
-    return importlib.import_module(module).repeat(run)
+    return importlib.import_module(name).repeat(run)
 
 
 def check_rows(run: Run, published: bool = False) -> None:
@@ -97,21 +100,21 @@ def check_whole(run: Run, published: bool = False) -> int:
     frames, torn = divmod(path.stat().st_size, shape_of(run).frame_size)
     # The actions are counted first: while the run is being written, the other files only grow.
     rows = run.updates(), run.rollouts(), run.episodes()
-    updates, rollouts = len(rows[0]), len(rows[1])
-    options = options_of(run)
-    groups, shape = options.num_env_groups, shape_of(run)
+    updates, collected = len(rows[0]), sum(row.steps for row in rows[1])
+    shape = shape_of(run)
+    batch = shape.num_steps * shape.num_envs
     if run.completed:
-        whole = options.total_timesteps // (shape.num_steps * shape.num_envs)
-        fits = not torn and whole == frames == updates == rollouts / groups
+        whole = options_of(run).total_timesteps // batch
+        fits = not torn and whole == frames == updates and collected == frames * batch
     else:
         # An update writes its episodes, rollouts, actions and its own line, in that order.
-        fits = updates >= frames - 1 and rollouts >= groups * frames
+        fits = updates >= frames - 1 and collected >= frames * batch
         if run.info.status != "running":
-            fits = fits and updates <= frames and rollouts <= groups * (frames + 1)
+            fits = fits and updates <= frames and collected <= (frames + 1) * batch
     if not fits:
         raise Mismatch(
             f"{ACTIONS_FILE} has {frames} rollouts and {torn} bytes, updates.jsonl {updates} "
-            f"updates, rollouts.jsonl {rollouts} rollouts of {groups} groups"
+            f"updates, rollouts.jsonl {collected} steps"
         )
     if found := contradictions(run, *rows):
         raise Mismatch(found[0])

@@ -269,6 +269,21 @@ def configure_process(hardware: Hardware, portable: bool) -> None:
         jax.config.update("jax_enable_preemption_service", False)
 
 
+def pinned_hardware(portable: bool) -> dict[str, Any]:
+    """Return what must be equal on two machines for the same program to compute the same bits there.
+
+    Args:
+      portable: it computes the same bits on every processor.
+    """
+    import jax
+
+    device = jax.local_devices()[0]
+    if portable:
+        return {"platform": device.platform, "machine": os.uname().machine}
+    kind = cpu_model() if device.platform == "cpu" else device.device_kind
+    return {"platform": device.platform, "device_kind": kind}
+
+
 def start_jax(hardware: Hardware, portable: bool) -> None:
     """Configure this process, start jax, and check that the devices of a hardware setting exist.
 

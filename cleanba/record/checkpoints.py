@@ -171,6 +171,24 @@ def load(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         raise RecordError(f"{path}: {error}") from None
 
 
+def check_arrays(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> None:
+    """Check that arrays have the names, shapes and dtypes of a run's state.
+
+    Args:
+      arrays: of a checkpoint.
+      like: the state, or its shapes and dtypes.
+
+    Raises:
+      RecordError: with one line, for the first that differs.
+    """
+    found, expected = (
+        {name: (array.shape, array.dtype) for name, array in one.items()} for one in (arrays, like)
+    )
+    for name in sorted({*found, *expected}):
+        if found.get(name) != expected.get(name):
+            raise RecordError(f"the checkpoint is that of another run: {name}")
+
+
 def check_same(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
     """Refuse to resume with another configuration.
 

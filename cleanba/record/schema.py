@@ -72,6 +72,7 @@ class RunInfo(Struct, kw_only=True):
     status: Status = "running"
     error: str | None = None
     num_actions: Annotated[int, Meta(ge=1, le=2**16)] | UnsetType = UNSET
+    autoreset: Literal["next_step", "same_step"] | UnsetType = UNSET
     checkpoint_every: Count | UnsetType = UNSET
     resumed: list[Resumption] | UnsetType = UNSET
     files: dict[FileName, FileDigest] | UnsetType = UNSET

@@ -46,7 +46,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Checkpoints, and resuming from them."""
+    """Checkpoints."""
 
     checkpoint_every: CountOrZero = 0
     """Updates between two checkpoints; 0 for none."""
@@ -54,6 +54,12 @@ class CheckpointOptions:
     """Checkpoints over the whole run, evenly spaced, instead of --checkpoint-every; 0 for none."""
     keep_checkpoints: CountOrZero = 2
     """Checkpoints to keep, the newest; 0 keeps all."""
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Resuming from checkpoints."""
+
     resume: bool = False
     """Resume a run from its newest checkpoint, bit-identical to an uninterrupted run; start it if it
     has no checkpoint yet."""
@@ -83,6 +89,23 @@ class ModelOptions:
     """Upload the saved model to the Hugging Face Hub (needs huggingface_hub and a token)."""
     hf_entity: str = ""
     """User or organisation on the Hugging Face Hub."""
+
+
+def checkpoint_interval(options: CheckpointOptions, num_updates: int) -> int:
+    """Return the updates between two checkpoints; 0 for no checkpoints.
+
+    Args:
+      options: which give the interval itself, or the number of checkpoints over the whole run.
+      num_updates: of the whole run.
+
+    Raises:
+      ValueError: with one line, if they give both.
+    """
+    if options.checkpoint_every and options.num_checkpoints:
+        raise ValueError("--checkpoint-every and --num-checkpoints: give one of them")
+    if not options.num_checkpoints:
+        return options.checkpoint_every
+    return max(1, num_updates // options.num_checkpoints)
 
 
 class RunId(NamedTuple):

@@ -1,17 +1,37 @@
 """A whole baseline in plain NumPy: REINFORCE with a linear policy, on EnvPool's environments.
 
-The worked example of docs/adding-a-baseline.md: one file that trains and writes a run record.
+The worked example of docs/adding-a-baseline.md: one file that trains, writes a run record, and can repeat the
+updates of a record for an audit.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cleanba.environments import EpisodeStatistics, describe_env, env_seeds, make_envs
-from cleanba.record import Episode, RecordError, Rollout, RunInfo, RunWriter, Update, run_name
+from cleanba.audit.segments import NotRepeatable, Repeated, Replayed
+from cleanba.environments import EpisodeStatistics, describe_env, env_seeds, make_envs, play
+from cleanba.record import (
+    Episode,
+    RecordError,
+    Rollout,
+    Run,
+    RunInfo,
+    RunWriter,
+    Update,
+    checkpoints,
+    fingerprint,
+    run_name,
+)  # fmt: skip
+from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
+from cleanba.record.checkpoints import check_arrays
+
+HYPERPARAMETERS = ("total_timesteps", "num_envs", "num_steps", "learning_rate", "discount")
+VERSIONS = {"numpy": np.__version__}  # that the result depends on
 
 
 def policy(weights: np.ndarray, obs: np.ndarray) -> np.ndarray:
@@ -39,51 +59,145 @@ def returns_to_go(r_t: np.ndarray, done_t: np.ndarray, discount: float) -> np.nd
     return g_t
 
 
-def train(args: argparse.Namespace, record: RunWriter) -> None:
-    """Train, and record every update, its rollout, and the episodes that ended in it."""
-    spec = describe_env(args.env_id)
-    envs = make_envs(args.env_id, env_seeds(args.seed, 0, args.num_envs), args.threads)
-    rng = np.random.default_rng(args.seed)
-    weights = np.zeros((int(np.prod(spec.obs_shape)) + 1, spec.num_actions))
-    statistics = EpisodeStatistics(args.num_envs)
-    batch = args.num_steps * args.num_envs
-    started = time.monotonic()
-    obs, _ = envs.reset()
-    ended, last = np.zeros(args.num_envs, bool), 0.0
-    for version in range(1, args.total_timesteps // batch + 1):
+class Steps(NamedTuple):
+    """T steps of B environments."""
+
+    obs: np.ndarray  # [T, B, D]
+    actions: np.ndarray  # int32 [T, B]
+    rewards: np.ndarray  # [T, B]
+    dones: np.ndarray  # bool [T, B]
+    real: np.ndarray  # bool [T, B], not only the reset after an episode's end
+
+
+class Agent:
+    """Environments, a policy, and how it learns. Its methods are those of an `audit.segments.Repetition`."""
+
+    def __init__(self, env_id: str, seed: int, hyperparameters: Mapping[str, Any], threads: int):
+        """Reset the environments."""
+        self.num_envs, self.num_steps = (hyperparameters[k] for k in ("num_envs", "num_steps"))
+        self.learning_rate, self.discount = (
+            hyperparameters[k] for k in ("learning_rate", "discount")
+        )
+        spec = describe_env(env_id)
+        self.num_actions = spec.num_actions
+        self.weights = np.zeros((int(np.prod(spec.obs_shape)) + 1, spec.num_actions))
+        self._envs = make_envs(env_id, env_seeds(seed, 0, self.num_envs), threads)
+        self._rng = np.random.default_rng(seed)
+        self._statistics, self._digest = EpisodeStatistics(self.num_envs), GroupDigest()
+        self._obs, _ = self._envs.reset()
+        self._ended = np.zeros(self.num_envs, bool)
+
+    def collect(self) -> tuple[Steps, Replayed]:
+        """Collect a rollout with one policy; return it, and what is recorded of it."""
         steps = []
-        for _ in range(args.num_steps):
-            flat = obs.reshape(args.num_envs, -1)
-            cumulative = policy(weights, flat).cumsum(axis=1)
-            actions = (rng.random((args.num_envs, 1)) > cumulative[:, :-1]).sum(axis=1)
-            obs, reward, terminated, truncated, _ = envs.step(actions.astype(np.int32))
+        for _ in range(self.num_steps):
+            obs = self._obs.reshape(self.num_envs, -1)
+            cumulative = policy(self.weights, obs).cumsum(axis=1)
+            drawn = self._rng.random((self.num_envs, 1))
+            actions = (drawn > cumulative[:, :-1]).sum(axis=1).astype(np.int32)
+            self._obs, reward, terminated, truncated, info = self._envs.step(actions)
             # the step after an episode's end only resets its environment: it is not learned from
-            steps.append((flat, actions, reward, terminated | truncated, ~ended))
-            ended = terminated | truncated
-        obs_t, a_t, r_t, done_t, real_t = map(np.stack, zip(*steps, strict=True))
-        collected = time.monotonic() - started
-        g_t = returns_to_go(r_t, done_t, args.discount)
-        advantages = (g_t - g_t[real_t].mean()) / (g_t[real_t].std() + 1e-8)
-        gradient = policy_gradient(weights, obs_t[real_t], a_t[real_t], advantages[real_t])
-        weights += args.learning_rate * gradient
-        now, step = round(time.monotonic() - started, 4), version * batch
+            steps.append(
+                (obs, actions, info.get("reward", reward), terminated | truncated, ~self._ended)
+            )
+            self._ended = terminated | truncated
+        collected = Steps(*map(np.stack, zip(*steps, strict=True)))
+        return collected, self._played(collected.actions, collected.rewards, collected.dones)
+
+    def learn(self, steps: Steps) -> dict[str, Any]:
+        """Make an update; return its metrics."""
+        g_t = returns_to_go(steps.rewards, steps.dones, self.discount)
+        real = steps.real
+        advantages = (g_t - g_t[real].mean()) / (g_t[real].std() + 1e-8)
+        gradient = policy_gradient(
+            self.weights, steps.obs[real], steps.actions[real], advantages[real]
+        )
+        self.weights = self.weights + self.learning_rate * gradient
+        return {"learning_rate": self.learning_rate, "loss": None}
+
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through recorded actions [T, B]."""
+        self._rng.random((*actions.shape, 1))  # as many numbers as the policy drew
+        self._obs, rewards, dones, _ = play(self._envs, actions)
+        self._ended = dones[-1]
+        return self._played(actions, rewards, dones)
+
+    def update(self) -> Repeated:
+        """Collect a rollout, and learn from it."""
+        steps, played = self.collect()
+        return Repeated(played, self.learn(steps))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint holds."""
+        return {"weights": self.weights}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the state from a checkpoint."""
+        check_arrays(arrays, self.arrays())
+        self.weights = arrays["weights"]
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the parameters."""
+        return fingerprint(self.arrays())
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._envs.close()
+
+    def _played(self, actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray) -> Replayed:
+        digest = combine_digests([self._digest.update(actions, rewards, dones)])
+        return Replayed(actions, digest, self._statistics.count(rewards, dones))
+
+
+def train(args: argparse.Namespace, agent: Agent, record: RunWriter, folder: Path) -> None:
+    """Train, and record every update, its rollout, its actions, and the episodes that ended in it."""
+    shape = Shape(args.num_steps, args.num_envs, agent.num_actions)
+    batch, started, last = args.num_steps * args.num_envs, time.monotonic(), 0.0
+    num_updates = args.total_timesteps // batch
+    for number in range(1, num_updates + 1):
+        steps, played = agent.collect()
+        collected = round(time.monotonic() - started, 4)
+        metrics = agent.learn(steps)
+        now = round(time.monotonic() - started, 4)
+        saves = args.checkpoint_every and number % args.checkpoint_every == 0
         # one policy for the whole rollout: a single pair of version and steps
         rollout = Rollout(
-            actor=0, group=None, rollout=version, steps=batch, wall_time=round(collected, 4),
-            version_first=version, version_last=version, versions=[(version, batch)],
-            learner_version=version,
+            actor=0, group=None, rollout=number, steps=batch, wall_time=collected, version_first=number,
+            version_last=number, versions=[(number, batch)], learner_version=number,
         )  # fmt: skip
         update = Update(
-            version=version + 1, step=step, wall_time=now, update_seconds=round(now - last, 4),
-            learning_rate=args.learning_rate, loss=None,
+            version=number + 1, step=number * batch, wall_time=now, update_seconds=round(now - last, 4),
+            **metrics,
+            fingerprint=agent.fingerprint() if saves or number == num_updates else None,
         )  # fmt: skip
+        if saves:
+            update.checkpoint = fingerprint(agent.arrays())
         episodes = [
-            Episode(step=step, wall_time=now, env_index=e.index,
-                    episode_return=e.episode_return, length=e.length)
-            for e in statistics.count(r_t, done_t)
+            Episode(
+                step=(number - 1) * batch + (e.t + 1) * args.num_envs, wall_time=collected, env_index=e.index,
+                episode_return=e.episode_return, length=e.length,
+            )
+            for e in played.episodes
         ]  # fmt: skip
+        record.write_actions(pack(Frame(played.actions, played.digest), shape))
         record.write(*episodes, rollout, update)
+        if saves:
+            checkpoints.save(
+                folder, agent.arrays(), update=number, wall_time=now, sizes=record.sizes(),
+                digests=[played.digest.hex()], pinned={"versions": VERSIONS}, keep=0,
+            )  # fmt: skip
         last = now
+
+
+def repeat(run: Run) -> Agent:
+    """Prepare to make the updates of a record again.
+
+    Raises:
+      NotRepeatable: with one line, if other versions of the packages made it.
+    """
+    if run.info.versions != VERSIONS:
+        raise NotRepeatable(f"made with {run.info.versions}; this is {VERSIONS}")
+    return Agent(run.info.env_id, run.info.seed, run.info.hyperparameters, threads=1)
 
 
 def main() -> int:
@@ -97,23 +211,25 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, default=1.0)
     parser.add_argument("--discount", type=float, default=0.99)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--checkpoint-every", type=int, default=0)
     parser.add_argument("--study", default="default")
     parser.add_argument("--setting", default="1-thread")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--no-progress", action="store_true")
     args = parser.parse_args()
-    learned = ("num_envs", "num_steps", "learning_rate", "discount")
-    info = RunInfo(
-        system="numpy_reinforce", setting=args.setting, env_id=args.env_id, seed=args.seed,
-        study=args.study, hyperparameters={name: getattr(args, name) for name in learned},
-        hardware={"threads": args.threads}, versions={"numpy": np.__version__},
-        command=["python", *sys.argv],
-    )  # fmt: skip
+    hyperparameters = {name: getattr(args, name) for name in HYPERPARAMETERS}
     name = run_name("numpy_reinforce", args.setting, args.env_id, args.seed)
+    folder = Path(args.runs_dir) / args.study / name
     try:
-        with RunWriter(Path(args.runs_dir) / args.study / name, info, args.overwrite) as record:
-            train(args, record)
+        agent = Agent(args.env_id, args.seed, hyperparameters, args.threads)
+        info = RunInfo(
+            system="numpy_reinforce", setting=args.setting, env_id=args.env_id, seed=args.seed,
+            study=args.study, hyperparameters=hyperparameters, hardware={"threads": args.threads},
+            versions=VERSIONS, command=["python", *sys.argv], num_actions=agent.num_actions,
+        )  # fmt: skip
+        with RunWriter(folder, info, args.overwrite) as record:
+            train(args, agent, record, folder)
     except (RecordError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 from analysis.importers.records import read_records
 from analysis.scores import final_scores
 from cleanba import record
+from cleanba.audit.replay import judge
 from experiments import launch, systems
 from reports import build
+from tests import forging
+from tests.sealing import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-baseline.md").read_text()
@@ -84,6 +88,25 @@ def test_a_baseline_outside_the_repository_takes_part_through_its_study_alone(
         assert "The NumPy example" in text
         assert "numpy_reinforce" in text
         assert "4 of 4 runs are completed" in text
+
+
+def test_the_example_can_be_audited(tmp_path, monkeypatch, example):
+    monkeypatch.setitem(sys.modules, "numpy_reinforce", example)
+    words = ["--runs-dir", str(tmp_path), "--total-timesteps", "24576", "--checkpoint-every", "4"]
+    monkeypatch.setattr("sys.argv", [str(EXAMPLE), *words])
+    assert example.main() == 0
+    (folder,) = record.find_runs(tmp_path)
+
+    def audit():
+        return judge(record.read_run(folder), segments=2, seed=1, module="numpy_reinforce")
+
+    outcome = audit()
+    assert (outcome.verdict, outcome.reason) == ("verified", "")
+    assert (outcome.updates, outcome.all_segments) == (8, 3)
+    assert judge(record.read_run(folder), segments=2, seed=1).verdict == "not checkable"
+    forging.change_checkpoint(folder, 8, lambda arrays: {"weights": arrays["weights"] + 1e-9})
+    seal(folder)
+    assert audit().verdict == "refuted"
 
 
 def test_a_changed_hyperparameter_of_a_study_s_own_system_is_noticed(tmp_path, capsys):

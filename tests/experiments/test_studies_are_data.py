@@ -9,9 +9,8 @@ import pytest
 from baselines import cleanrl_ppo, hts_rl
 from cleanba import cleanba_impala, cleanba_ppo, preparation
 from cleanba.exact import placement
-from cleanba.preparation import checkpoint_interval
 from cleanba.run.command_line import parse
-from cleanba.run.options import CheckpointOptions
+from cleanba.run.options import CheckpointOptions, checkpoint_interval
 from experiments import launch, pool, systems
 from experiments.flag_check import check_flags
 from experiments.study import StudyError, check_systems, find_study, load_study, study_names
@@ -81,7 +80,7 @@ def test_a_command_describes_the_whole_run(tmp_path):
 
 def test_a_study_keeps_the_checkpoints_that_it_asks_for(tmp_path):
     text = STUDY.replace("total_timesteps = 1000", "total_timesteps = 1000\ncheckpoints = 3", 1)
-    text = text.replace('"cleanba_impala"', '"cleanrl_ppo"')
+    text = text.replace('"cleanba_impala"', '"monobeast"')
     first, _, other, _ = (
         " ".join(systems.command(run, tmp_path)) for run in load(tmp_path, text).runs
     )

@@ -5,8 +5,6 @@ Ten forged tables are in tests/reports/test_audit.py.
 
 import math
 import shutil
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -106,11 +104,10 @@ def repeat_segment(folder, number):
     return ""
 
 
-@pytest.fixture(scope="module")
-def auditor():
-    """A process that repeats training: jax is configured once in a process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield lambda folder, number: pool.submit(repeat_segment, folder, number).result()
+@pytest.fixture
+def repeat(auditor):
+    """Call `repeat_segment` in the auditor's process."""
+    return lambda folder, number: auditor.submit(repeat_segment, folder, number).result()
 
 
 @pytest.fixture(scope="module")
@@ -122,32 +119,32 @@ def honest(tmp_path_factory):
     return folders
 
 
-def test_honest_segments_are_verified(honest, auditor):
-    assert [auditor(honest[0], number) for number in range(SEGMENTS)] == [""] * SEGMENTS
+def test_honest_segments_are_verified(honest, repeat):
+    assert [repeat(honest[0], number) for number in range(SEGMENTS)] == [""] * SEGMENTS
 
 
 @pytest.mark.parametrize("kind", COPIES)
-def test_forged_records_are_refuted_by_the_parts_that_they_falsify(honest, auditor, tmp_path, kind):
+def test_forged_records_are_refuted_by_the_parts_that_they_falsify(honest, repeat, tmp_path, kind):
     more = (honest[1:],) if kind is take_the_curve_of_another_seed else ()
     for trial in range(TRIALS):
         rng = np.random.default_rng([COPIES.index(kind), trial])
         folder = tmp_path / str(trial)
         bad = forging.forged_copy(honest[0], folder, kind, rng, *more)
         for number in rng.permutation(sorted(bad))[:2] if bad else [None]:
-            assert auditor(folder, number), f"trial {trial}, segment {number}"
+            assert repeat(folder, number), f"trial {trial}, segment {number}"
         if bad is not None:
-            assert not auditor(folder, None), "simulation alone finds it"
+            assert not repeat(folder, None), "simulation alone finds it"
         shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("kind", ["tuned", "untrained"])
-def test_falsified_training_is_missed_as_often_as_the_formula_says(auditor, tmp_path, kind):
+def test_falsified_training_is_missed_as_often_as_the_formula_says(repeat, tmp_path, kind):
     rng = np.random.default_rng(len(kind))
     for trial in range(TRIALS):
         # The first update of `untrained` is not the last of the run: what nobody trains with does nothing.
         first = int(rng.integers(1, UPDATES))
         folder = forging.train_falsely(kind, first, tmp_path / str(trial), *EVERY)
-        found = {number for number in range(SEGMENTS) if auditor(folder, number)}
+        found = {number for number in range(SEGMENTS) if repeat(folder, number)}
         begins = (first - 1) // 2
         assert found == ({begins} if kind == "tuned" else set(range(begins, SEGMENTS)))
         every = forging.segments(folder)

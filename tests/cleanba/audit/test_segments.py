@@ -4,8 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -31,13 +29,6 @@ ATARI = [
     "--env-id", "Breakout-v5", "--total-timesteps", "256", "--network", "nature", "--channels", "4", "4", "4",
     "--hiddens", "16", "--num-steps", "4",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def auditor():
-    """A process that repeats training. Other tests start jax with other flags in this one."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield pool
 
 
 @pytest.fixture
