@@ -53,7 +53,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True):
     # `checkpoint_every`.
     resume: str = ""
     num_checkpoints: str = ""
-    keep_checkpoints: str = ""  # 0 keeps all
+    keep_checkpoints: str = ""  # a number, or all
 
 
 class System(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,7 +173,7 @@ def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[s
         *arguments(run),
         *([names.runs_dir, str(runs_dir)] if names.runs_dir else []),
         *([names.num_checkpoints, str(number)] if names.num_checkpoints and number else []),
-        *([names.keep_checkpoints, "0"] if keeps else []),
+        *([names.keep_checkpoints, "all"] if keeps else []),
         *filter(None, (names.no_progress, restart_flag)),
     ]
 

@@ -74,7 +74,7 @@ def change_checkpoint(folder, update, change):
     saved = checkpoints.read(folder / "checkpoints" / f"{update:08d}")
     arrays = change(checkpoints.load(saved))
     fields = {k: getattr(saved, k) for k in ("update", "wall_time", "sizes", "digests", "pinned")}
-    checkpoints.save(folder, arrays, **fields, keep=0)
+    checkpoints.save(folder, arrays, **fields, keep="all")
     change_row(folder, update, checkpoint=fingerprint(arrays))
 
 

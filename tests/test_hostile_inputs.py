@@ -90,7 +90,7 @@ def record(tmp_path):
     writer.write_actions(bytes(17))
     checkpoints.save(
         writer.directory, {"x": np.ones(3)}, update=1, wall_time=0.2, sizes=writer.sizes(), digests=["00"],
-        pinned={"versions": {"jax": "1"}}, keep=0,
+        pinned={"versions": {"jax": "1"}}, keep="all",
     )  # fmt: skip
     return writer.directory
 

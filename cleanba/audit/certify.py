@@ -265,7 +265,7 @@ def locate(
     from cleanba.record import checkpoints
 
     unlocated = f"parameters differ from update {update} on"
-    saving = program.options | {"checkpoint_every": update, "keep_checkpoints": 0}
+    saving = program.options | {"checkpoint_every": update, "keep_checkpoints": "all"}
     trials = run_trials(program._replace(options=saving), settings, folder, jobs)
     if any(trial.run is None for trial in trials):
         return unlocated

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,7 +70,7 @@ def save(
     sizes: Mapping[str, int],
     digests: list[str],
     pinned: Mapping[str, Mapping[str, Any]],
-    keep: int,
+    keep: int | Literal["all"],
 ) -> Path:
     """Write a checkpoint, then its marker, then delete older checkpoints.
 
@@ -82,7 +82,7 @@ def save(
       sizes: size in bytes of each file of the record, which must be on disk already.
       digests: of each group's trajectory.
       pinned: values that must be equal in a run that resumes, by part and name.
-      keep: checkpoints to keep; 0 keeps all.
+      keep: checkpoints to keep, the newest.
 
     Returns:
       The folder of the checkpoint.
@@ -108,7 +108,7 @@ def save(
     data = ENCODER.encode(body)
     marker = _Marker(hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
     replace_file(folder / MARKER, ENCODER.encode(marker))
-    if keep:
+    if keep != "all":
         for older in _complete(run)[:-keep]:
             (older / MARKER).unlink()
             shutil.rmtree(older)

@@ -15,7 +15,8 @@ a field that is neither `Hyper`, `NotHyper` nor `Nested`, so a new flag cannot b
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from msgspec import Meta
@@ -109,7 +110,7 @@ def check_ranges(args: Any, prefix: str = "") -> None:
 
 def _bounded(value: Any, hint: Any) -> Iterator[tuple[float, Meta]]:
     """Yield the numbers in a value, each with the range that its type declares."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return
     if isinstance(value, tuple):
         for inner in _walk(hint):
@@ -128,7 +129,7 @@ def _walk(hint: Any) -> Iterator[Any]:
     yield hint
     if get_origin(hint) is Annotated:
         yield from _walk(hint.__origin__)
-    elif type(None) in get_args(hint):
+    elif get_origin(hint) in (Union, UnionType):
         for member in get_args(hint):
             yield from _walk(member)
 

@@ -6,7 +6,7 @@ A system's command line nests those that it implements, so that no flag is shown
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cleanba.environments import check_env_id, env_seeds
 from cleanba.record import check_writable, run_name
@@ -52,8 +52,8 @@ class CheckpointOptions:
     """Updates between two checkpoints; 0 for none."""
     num_checkpoints: CountOrZero = 0
     """Checkpoints over the whole run, evenly spaced, instead of --checkpoint-every; 0 for none."""
-    keep_checkpoints: CountOrZero = 2
-    """Checkpoints to keep, the newest; 0 keeps all."""
+    keep_checkpoints: Count | Literal["all"] = 2
+    """Checkpoints to keep: so many of the newest, or all."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def train(args: argparse.Namespace, agent: Agent, record: RunWriter, folder: Pat
         if saves:
             checkpoints.save(
                 folder, agent.arrays(), update=number, wall_time=now, sizes=record.sizes(),
-                digests=[played.digest.hex()], pinned={"versions": VERSIONS}, keep=0,
+                digests=[played.digest.hex()], pinned={"versions": VERSIONS}, keep="all",
             )  # fmt: skip
         last = now
 

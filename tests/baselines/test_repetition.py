@@ -43,7 +43,7 @@ RUNS = {
 def train(runs_dir, program, *options):
     """Train, with checkpoints after updates 4, 8 and 12."""
     command = [sys.executable, str(ROOT / "baselines" / f"{program}.py"), *options, "--no-progress"]
-    command += ["--checkpoint-every", "4", "--keep-checkpoints", "0", "--runs-dir", str(runs_dir)]
+    command += ["--checkpoint-every", "4", "--keep-checkpoints", "all", "--runs-dir", str(runs_dir)]
     subprocess.run(command, check=True, capture_output=True)
     (folder,) = runs_dir.glob("default/*")
     return folder

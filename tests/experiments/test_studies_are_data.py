@@ -84,7 +84,7 @@ def test_a_study_keeps_the_checkpoints_that_it_asks_for(tmp_path):
     first, _, other, _ = (
         " ".join(systems.command(run, tmp_path)) for run in load(tmp_path, text).runs
     )
-    assert "--num-checkpoints 3 --keep-checkpoints 0" in first
+    assert "--num-checkpoints 3 --keep-checkpoints all" in first
     assert "checkpoints" not in other
 
 
@@ -219,7 +219,7 @@ def test_where_and_how_a_run_is_kept_does_not_make_another_run_but_a_hyperparame
     elsewhere += ["--study", "base-again", "--checkpoint-every", "5", "--no-progress"]
     assert systems.same_run(elsewhere, planned, program)
     assert systems.same_run([*elsewhere, "--resume"], planned, program)
-    assert systems.same_run([*elsewhere, "--keep-checkpoints", "0"], planned, program)
+    assert systems.same_run([*elsewhere, "--keep-checkpoints", "all"], planned, program)
     assert not systems.same_run([*elsewhere, ""], planned, program)
     assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, program)
     assert systems.same_run(["converted from a log"], planned, program)

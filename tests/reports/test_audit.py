@@ -77,7 +77,7 @@ def trained(tmp_path_factory):
     (folder / "runs").mkdir()
     for algorithm in ("ppo", "impala"):
         Trainer(folder / "runs")(
-            algorithm, "--checkpoint-every", "4", "--keep-checkpoints", "0", "--study", "small"
+            algorithm, "--checkpoint-every", "4", "--keep-checkpoints", "all", "--study", "small"
         )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

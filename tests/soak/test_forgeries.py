@@ -18,7 +18,7 @@ from tests.cleanba.conftest import Trainer
 
 pytestmark = pytest.mark.soak
 
-EVERY = ["--checkpoint-every", "2", "--keep-checkpoints", "0"]
+EVERY = ["--checkpoint-every", "2", "--keep-checkpoints", "all"]
 UPDATES, SEGMENTS = 16, 8
 TRIALS = 10
 DRAWS, DRAWN = 1000, 3  # segments of eight

@@ -6,10 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.cleanba.conftest import ROOT, SMALL
+from reports import archive
+from reports.unpack import unpack
+from tests.cleanba.conftest import ROOT, SMALL, Trainer
 from tests.killed_runs import Runs, check_equal, resumed_at
 
 pytestmark = [
@@ -81,3 +84,19 @@ def test_a_run_killed_here_and_resumed_on_another_processor_ends_like_one_that_w
     runs("killed", *every, "--resume", emulator=("qemu-x86_64", "-cpu", "Haswell"))
     check_equal(runs.path("straight"), runs.path("killed"))
     assert resumed_at(runs.path("killed")) == [6]
+
+
+def test_a_published_run_is_verified_on_another_processor(tmp_path, monkeypatch):
+    every = ("--checkpoint-every", "8", "--keep-checkpoints", "all")
+    (tmp_path / "runs").mkdir()
+    Trainer(tmp_path / "runs")("ppo", *every, "--study", "small")
+    monkeypatch.chdir(tmp_path)
+    assert archive.main(["small"]) == 0
+    data = unpack(Path("dist/small.zip"), tmp_path / "unpacked") / "data"
+    (info,) = data.glob("runs/small/*/run.json")
+    command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-m", "cleanba.audit.replay"]
+    command += [str(info.parent), "--published", "--segments", "1", "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("verified: ")
+    assert "repeated: 8 updates, in 1 of 2 segments" in done.stdout

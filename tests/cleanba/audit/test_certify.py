@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_leaves_a_difference_unlocated_and_ends_no_certific
     tmp_path, monkeypatch
 ):
     checkpoints.save(
-        tmp_path, {"params": np.ones(2)}, update=3, wall_time=1.0, sizes={}, digests=[], pinned={}, keep=0
+        tmp_path, {"params": np.ones(2)}, update=3, wall_time=1.0, sizes={}, digests=[], pinned={}, keep="all"
     )  # fmt: skip
     (arrays,) = tmp_path.glob("checkpoints/*/arrays.npz")
     arrays.write_bytes(arrays.read_bytes()[:-1])

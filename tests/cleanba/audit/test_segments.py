@@ -24,7 +24,7 @@ from tests import forging
 from tests.cleanba.conftest import Trainer
 from tests.sealing import seal
 
-EVERY = ["--checkpoint-every", "4", "--keep-checkpoints", "0"]
+EVERY = ["--checkpoint-every", "4", "--keep-checkpoints", "all"]
 ATARI = [
     "--env-id", "Breakout-v5", "--total-timesteps", "256", "--network", "nature", "--channels", "4", "4", "4",
     "--hiddens", "16", "--num-steps", "4",

@@ -153,7 +153,7 @@ def test_every_file_of_the_record_is_on_disk_before_a_checkpoint_is_marked(tmp_p
             sizes[board.path.relative_to(writer.directory).as_posix()] = board.size()
             checkpoints.save(
                 writer.directory, {"x": np.zeros(2)}, update=update, wall_time=1.0, sizes=sizes,
-                digests=[], pinned={}, keep=0,
+                digests=[], pinned={}, keep="all",
             )  # fmt: skip
             for name, size in sizes.items():
                 status = os.stat(writer.directory / name)

@@ -34,7 +34,7 @@ def record(tmp_path):
     writer.write(Episode(step=1, wall_time=0.1, env_index=0, episode_return=1.0, length=1))
     checkpoints.save(
         folder, {"x": np.ones(2)}, update=1, wall_time=1.0, sizes=writer.sizes(), digests=[], pinned={},
-        keep=0,
+        keep="all",
     )  # fmt: skip
     writer.close("interrupted")
     return folder
