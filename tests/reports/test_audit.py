@@ -20,6 +20,8 @@ from reports.unpack import unpack
 from tests.cleanba.conftest import Trainer
 from tests.sealing import seal
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def run_audit(file, *options, code=0):
     """Audit an archive into the folder `audits` beside it; return its `audit.json`."""
@@ -255,3 +257,15 @@ def test_an_archive_of_another_form_is_refused(synthetic, tmp_path, capsys, chan
     assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "audits").exists()
     assert not Path("/tmp/escaped").exists()
+
+
+@pytest.mark.slow
+def test_the_archive_in_the_repository_is_verified(tmp_path):
+    file = tmp_path / "quickstart.zip"
+    file.symlink_to(ROOT / "results/quickstart/quickstart.zip")
+    found = run_audit(file, "--segments", "1", "--runs-matching", "a0-l0,1-t2__CartPole-v1__s1$")
+    assert found.tables == ""
+    assert len(found.runs) == 4  # PPO and IMPALA in both architectures
+    for outcome in found.runs.values():
+        assert outcome.verdict == "verified", outcome.reason
+        assert (len(outcome.segments), outcome.all_segments) == (1, 2)
