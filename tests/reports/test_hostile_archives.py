@@ -155,6 +155,11 @@ WAYS = (
     truncated, flipped, outside, link, bomb, lying_sizes, long_list, twice, missing, changed, added,
     damaged_tags, no_archive,
 )  # fmt: skip
+# What must be refused before anything is read or written.
+REASONS = {
+    bomb: "expands to more than 100 times its size",
+    long_list: "its list of files is too long",
+}
 
 
 def files_outside(folder, *allowed):
@@ -176,6 +181,7 @@ def test_each_of_100_hostile_archives_is_one_line_and_harmless(honest, tmp_path)
             unpack(file, place / "target")
         except ArchiveError as error:
             messages.append(str(error))
+            assert REASONS.get(way, "") in str(error)
         else:
             # A flipped bit of a date changes nothing that is read.
             assert way in (flipped, lying_sizes), (way, number)
