@@ -61,7 +61,7 @@ report: .venv/installed ## write the page of a study to site/: STUDY=quickstart 
 reports: .venv/installed ## write the pages of all studies in runs/ to site/, and their index
 	$(BIN)/python -m reports.index --runs $(call quoted,$(RUNS)) --out $(call quoted,$(SITE))
 
-publish-results: publish ## write the archive of a study (see publish), and its page to results/, to be committed: STUDY=quickstart [PRESET=cpu]
+publish-results: publish ## write the archive of a study, and its page to results/, to be committed: STUDY=quickstart [PRESET=cpu] and what publish takes
 	$(call need,STUDY,quickstart)$(BIN)/python -m reports.publish $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --site $(call quoted,$(SITE)) --archives $(call quoted,$(DIST)) --out $(call quoted,$(RESULTS))
 
 publish: .venv/installed ## write the records of a study to dist/, for anybody to audit: STUDY=quickstart [CHECKPOINTS=none|some|all] [AUTHORS="A; B"] [LICENSE=CC-BY-4.0] [OVERWRITE=1]

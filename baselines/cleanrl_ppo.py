@@ -22,7 +22,7 @@ import optax
 from msgspec import UNSET
 
 from cleanba import record, trees
-from cleanba.audit.preparation import prepare_again
+from cleanba.audit.preparation import platform_of, prepare_again
 from cleanba.audit.segments import Repeated, Replayed
 from cleanba.environments import (
     EnvSpec,
@@ -376,6 +376,7 @@ def begin_log(plan: Plan) -> RunLog:
         packages=PACKAGES,
     )
     info.num_actions = plan.spec.num_actions
+    info.checkpoint_every = plan.checkpoint_every
     return RunLog(
         plan.run,
         info,
@@ -607,7 +608,8 @@ def repeat(run: record.Run) -> Repetition:
       NotRepeatable: with one line, if this machine or version cannot compute its bits.
       Mismatch: if the environment has another number of actions than the record.
     """
-    return Repetition(prepare_again(run, Args, prepare, pinned, hardware=Hardware()))
+    hardware = Hardware(platform=platform_of(run))
+    return Repetition(prepare_again(run, Args, prepare, pinned, hardware=hardware))
 
 
 def main(args: Args) -> None:

@@ -49,7 +49,7 @@ from cleanba import environments
 from cleanba.audit.preparation import prepare_again
 from cleanba.audit.segments import Repeated, Replayed
 from cleanba.environments import EnvSpec, describe_env, env_seeds
-from cleanba.record import Episode, Rollout, Run, Update, checkpoints, fingerprint
+from cleanba.record import Episode, RecordError, Rollout, Run, Update, checkpoints, fingerprint
 from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
 from cleanba.record.checkpoints import check_arrays
 from cleanba.run.arguments import (
@@ -468,9 +468,16 @@ class Learner:
         return state | {"generator": self._generator.get_state().numpy()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the state from what `arrays` returned after as many updates."""
+        """Take the state from what `arrays` returned after as many updates.
+
+        Raises:
+          RecordError: with one line, if the generator's state is none.
+        """
         load_training_arrays(self.network, self.optimizer, arrays)
-        self._generator.set_state(torch.from_numpy(arrays["generator"]))
+        try:
+            self._generator.set_state(torch.from_numpy(arrays["generator"]))
+        except RuntimeError as error:
+            raise RecordError(f"generator: {error}") from None
 
     def _a2c(self, data: Data) -> dict[str, float]:
         return self._step(lambda network: a2c_loss(network, data, self._args))
@@ -617,6 +624,7 @@ def begin_log(plan: Plan, device: torch.device) -> RunLog:
         packages=PACKAGES,
     )
     info.num_actions = plan.spec.num_actions
+    info.checkpoint_every = plan.checkpoint_every
     info.autoreset = "same_step"
     return RunLog(
         plan.run,
@@ -676,7 +684,7 @@ def hts_loop(
 ) -> None:
     """Fill one storage while the learner learns from the other, and swap them."""
     args = plan.args
-    recorder = Recorder(plan, shared.storages, log, clock())
+    recorder = Recorder(plan, shared.storages, log)
     waited, put_time = 0.0, 0.0
     filled: Collected | None = None
     for number in range(1, plan.num_updates + 2):
@@ -715,7 +723,7 @@ def synchronous_loop(
     clock: Clock,
 ) -> None:
     """Fill a storage and learn from it, in turn."""
-    recorder = Recorder(plan, shared.storages, log, clock())
+    recorder = Recorder(plan, shared.storages, log)
     put_time = 0.0
     for _ in range(plan.num_updates):
         filled = Collected(learner.version, _state_of(learner.network), clock(), put_time)
@@ -778,9 +786,9 @@ class Learned(NamedTuple):
 class Recorder:
     """Records each update, and the storage that it learned from."""
 
-    def __init__(self, plan: Plan, storages: Storages, log: RunLog, now: float):
-        """Begin at a clock time."""
-        self._plan, self._storages, self._log, self._last = plan, storages, log, now
+    def __init__(self, plan: Plan, storages: Storages, log: RunLog):
+        """Record a run from its beginning."""
+        self._plan, self._storages, self._log, self._last = plan, storages, log, 0.0
         args = plan.args
         self._shape = Shape(args.sync_interval, args.num_envs, plan.spec.num_actions)
         self._digest = GroupDigest()

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cleanba.actor_learner import collect
-from cleanba.audit.preparation import prepare_again
+from cleanba.audit.preparation import platform_of, prepare_again
 from cleanba.audit.segments import Repeated, Replayed
 from cleanba.environments import Episode
 from cleanba.exact.placement import Hardware
@@ -118,6 +118,6 @@ def repetition_of(
         args_class,
         prepare,
         lambda setup: pinned(setup.hyperparameters, setup.placement),
-        hardware=Hardware(num_actor_threads=1, xla_cpu_pool_size=pool),
+        hardware=Hardware(num_actor_threads=1, xla_cpu_pool_size=pool, platform=platform_of(run)),
     )
     return Repetition(setup, make_trainer(setup))

@@ -136,7 +136,7 @@ class PlannedRun(NamedTuple):
     seed: int
     total_timesteps: int
     hyperparameters: Mapping[str, Any]
-    checkpoints: int = 0  # to keep; 0 for those that resuming needs
+    checkpoints: int = 0  # to keep, at least; 0 for the number that resuming needs
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from analysis.output import bad_input
 from cleanba.audit.replay import Outcome
+from cleanba.audit.verification import check_module
 from cleanba.record import RecordError, find_runs, replace_file
 from cleanba.record.files import MB, read_file
 from cleanba.run.arguments import Count, CountOrZero
@@ -106,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Audit a published archive.")
         pattern = pattern_of(args.runs_matching)
+        check_module(args.module)
         file = Path(args.archive)
         with tempfile.TemporaryDirectory() as folder:
             bag = unpack(file, Path(folder))
@@ -355,8 +357,8 @@ def report_of(audit: Audit, page: Page) -> Page:
     text = (
         "verified: the episodes, and all repeated updates, equal the record to the bit. consistent only: the "
         "system is nondeterministic, and its rows do not contradict each other. not checkable: the training "
-        "was not repeated. missed 10%: the largest chance that the drawn segments are all honest if a tenth "
-        "of the run's updates is not."
+        "was not repeated. missed 10%: the chance, at most, that this audit misses a falsified tenth of "
+        "the run's updates."
     )
     return Page(
         name=page.name,

@@ -94,12 +94,15 @@ def archive_of(file: Path, runs: Path) -> Archive:
     if not file.is_file():
         raise ReportError(f"{file} is missing: make publish writes it")
     prefix = f"{file.stem}/data/runs/{file.stem}/"
-    with zipfile.ZipFile(file) as opened:
-        found = {
-            name.removeprefix(prefix): hashlib.sha256(opened.read(name)).hexdigest()
-            for name in opened.namelist()
-            if name.startswith(prefix) and name.endswith(f"/{INFO_FILE}")
-        }
+    try:
+        with zipfile.ZipFile(file) as opened:
+            found = {
+                name.removeprefix(prefix): hashlib.sha256(opened.read(name)).hexdigest()
+                for name in opened.namelist()
+                if name.startswith(prefix) and name.endswith(f"/{INFO_FILE}")
+            }
+    except zipfile.BadZipFile as error:
+        raise ReportError(f"{file}: {error}") from None
     records = {f"{path.name}/{INFO_FILE}": sha256(path / INFO_FILE) for path in find_runs(runs)}
     if found != records:
         raise ReportError(f"{file} holds other records than {runs}: make publish OVERWRITE=1")

@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,7 +32,7 @@ class Size(msgspec.Struct):
     hiddens: Annotated[list[Annotated[int, Meta(ge=1, le=8192)]], Meta(max_length=8)] | None = None
 
 
-def _check_size(run: Run) -> None:
+def check_size(run: Run) -> None:
     """Refuse to repeat what would take too much memory or time.
 
     Raises:
@@ -45,6 +45,11 @@ def _check_size(run: Run) -> None:
     steps = size.num_envs * max(size.num_steps, size.sync_interval)
     if steps > 2**18:
         raise NotRepeatable(f"batches of {steps} steps are too large")
+
+
+def platform_of(run: Run) -> Literal["cpu", "auto"]:
+    """Return the platform on which jax repeats a run: the CPU, if that computed it."""
+    return "cpu" if run.info.hardware.get("platform") == "cpu" else "auto"
 
 
 def prepare_again(
@@ -71,7 +76,6 @@ def prepare_again(
       NotRepeatable: with one line, if this machine or version cannot compute the record's bits.
       Mismatch: if the environment has another number of actions than the record.
     """
-    _check_size(run)
     info = run.info
     # Nothing is written there.
     folder = RunOptions(runs_dir=os.path.join(tempfile.gettempdir(), "cleanba-audit"))
@@ -92,7 +96,7 @@ def prepare_again(
         "hardware": {name: info.hardware.get(name) for name in now["hardware"]},
     }
     try:
-        check_same(jsonable(then), now, "its training")
+        check_same(jsonable(then), now, "its training", "repeated")
     except RecordError as error:
-        raise NotRepeatable(str(error).replace("resumed", "repeated")) from None
+        raise NotRepeatable(str(error)) from None
     return setup

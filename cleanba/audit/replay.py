@@ -31,7 +31,7 @@ from cleanba.audit.segments import (
     segments_of,
 )
 from cleanba.audit.simulation import Simulation, shape_of
-from cleanba.audit.verification import MODULES, check_rows, repetition, verify
+from cleanba.audit.verification import MODULES, check_module, check_rows, repetition, verify
 from cleanba.record import RecordError, Run, read_run, run_name
 from cleanba.record.actions import DamagedActions
 from cleanba.record.consistency import schedule_of
@@ -49,8 +49,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     Attributes:
       verdict: "verified": everything that was computed equals the record. "refuted": something differs.
-        "consistent only": its system cannot be repeated, and its rows do not contradict each other. "not
-        checkable": its training cannot be repeated here; its episodes may have been verified. "failed": the
+        "consistent only": it records no actions, and its rows do not contradict each other. "not
+        checkable": its training was not repeated; its episodes may have been verified. "failed": the
         check ended abnormally.
       reason: why it is not verified, in one line.
       episodes: simulated and compared.
@@ -208,6 +208,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Check a record, and print the outcome."""
+    check_module(args.module)
     run = read_run(args.run)
     seed = secrets.randbits(32) if args.seed is None else args.seed
     outcome = judge(

@@ -25,7 +25,7 @@ LARGEST_ROLLOUT = 2**22  # steps
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """The hyperparameters that a replay needs, with the largest that it takes from a stranger."""
+    """The hyperparameters that a replay needs, and their limits, because a stranger may have written them."""
 
     num_steps: Annotated[int, Meta(ge=1, le=2**20)]
     num_envs: Annotated[int, Meta(ge=1, le=4096)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from cleanba.audit.preparation import check_size
 from cleanba.audit.segments import (
     Mismatch,
     NotRepeatable,
@@ -23,6 +24,7 @@ from cleanba.environments import Episode
 from cleanba.record import ACTIONS_FILE, FILE_OF_ROW, Run
 from cleanba.record.actions import Frame, Shape, read_frames
 from cleanba.record.consistency import contradictions
+from cleanba.run.command_line import BadInput
 
 # Modules of the programs whose updates can be made again. A record names a program, never a module.
 MODULES = {
@@ -55,8 +57,25 @@ def repetition(run: Run, module: str | None = None) -> Repetition:
     """
     name = MODULES.get(run.info.program or "", module)
     if name is None:
-        raise NotRepeatable("the training of its system cannot be repeated")
+        raise NotRepeatable("no module is known that repeats its training")
+    check_size(run)
     return importlib.import_module(name).repeat(run)
+
+
+def check_module(name: str | None) -> None:
+    """Import a module that the user names, and check that it can repeat a run.
+
+    Raises:
+      BadInput: with one line.
+    """
+    if name is None:
+        return
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise BadInput(f"--module {name}: {error}") from None
+    if not callable(getattr(module, "repeat", None)):
+        raise BadInput(f"--module {name}: it has no function `repeat`")
 
 
 def check_rows(run: Run, published: bool = False) -> None:
@@ -90,7 +109,7 @@ def check_whole(run: Run, published: bool = False) -> int:
       published: it is a published copy, without logs and the like.
 
     Returns:
-      The number of rollouts.
+      The number of rollouts. Of a run that did not complete, those whose rows were written, too.
 
     Raises:
       Mismatch: with the first problem.
@@ -107,10 +126,10 @@ def check_whole(run: Run, published: bool = False) -> int:
         whole = options_of(run).total_timesteps // batch
         fits = not torn and whole == frames == updates and collected == frames * batch
     else:
-        # An update writes its episodes, rollouts, actions and its own line, in that order.
-        fits = updates >= frames - 1 and collected >= frames * batch
+        # An update writes its actions, episodes, rollouts and its own line, in that order.
+        fits = updates >= frames - 1 and collected >= (frames - 1) * batch
         if run.info.status != "running":
-            fits = fits and updates <= frames and collected <= (frames + 1) * batch
+            fits = fits and updates <= frames and collected <= frames * batch
     if not fits:
         raise Mismatch(
             f"{ACTIONS_FILE} has {frames} rollouts and {torn} bytes, updates.jsonl {updates} "
@@ -118,7 +137,12 @@ def check_whole(run: Run, published: bool = False) -> int:
         )
     if found := contradictions(run, *rows):
         raise Mismatch(found[0])
-    return frames
+    for number, row in enumerate(rows[0], start=1):
+        if (row.version, row.step) != (number + 1, number * batch):
+            raise Mismatch(
+                f"updates.jsonl, line {number}: its version and step are not those of its place"
+            )
+    return min(frames, collected // batch)
 
 
 def verify(
@@ -153,7 +177,7 @@ def verify(
     ]
     total = len(recorded)
     if not run.completed:
-        # A run that was killed may have written the episodes of one rollout without its actions.
+        # The episodes of one more rollout may have been written, and not its other rows.
         last = max((row["step"] for row in recorded), default=0)
         if last > (rollouts + 1) * batch and run.info.status != "running":
             raise Mismatch(f"an episode ends at step {last}, the actions at {rollouts * batch}")
@@ -170,7 +194,10 @@ def verify(
             if number in begins:
                 begin(run, simulation, begins[number], updates)
             if number in repeated:
-                made, metrics = simulation.update()
+                try:
+                    made, metrics = simulation.update()
+                except FloatingPointError as error:  # from the parameters of a falsified checkpoint
+                    raise Mismatch(f"update {number + 1}: {error}") from None
                 check_rollout(frame, made, number)
                 check_update(updates[number], simulation, metrics)
                 made_again += 1

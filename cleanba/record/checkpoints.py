@@ -189,13 +189,16 @@ def check_arrays(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> N
             raise RecordError(f"the checkpoint is that of another run: {name}")
 
 
-def check_same(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+def check_same(
+    then: Mapping[str, Any], now: Mapping[str, Any], what: str, verb: str = "resumed"
+) -> None:
     """Refuse to resume with another configuration.
 
     Args:
       then: what was pinned, by part (hyperparameters, versions, ...) and name.
       now: the same of this run.
       what: what is to be resumed, for the message.
+      verb: what is to be done with it.
 
     Raises:
       RecordError: with one line that lists all differences.
@@ -208,4 +211,4 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> No
         if then.get(part, {}).get(name) != now[part].get(name)
     ]
     if differences:
-        raise RecordError(f"{what} cannot be resumed: {'; '.join(differences)}")
+        raise RecordError(f"{what} cannot be {verb}: {'; '.join(differences)}")

@@ -23,21 +23,29 @@ CLOCK = 2.0  # seconds: `started` and `ended` are whole seconds
 LOSS = 1e-4  # relative: losses are rounded
 LARGEST_WEIGHT = 1e9  # of a part of the loss
 
-# The systems that a Cleanba trainer gives its own names: program and concurrency.
-OWN_NAMES = {
-    f"{program}{suffix}": (program, not suffix)
-    for program in ("cleanba_ppo", "cleanba_impala")
-    for suffix in ("", "-sync")
+# The names that programs give to systems: the program, and the hyperparameters that decide the name.
+OWN_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cleanba_ppo": ("cleanba_ppo", {"concurrency": True}),
+    "cleanba_ppo-sync": ("cleanba_ppo", {"concurrency": False}),
+    "cleanba_impala": ("cleanba_impala", {"concurrency": True}),
+    "cleanba_impala-sync": ("cleanba_impala", {"concurrency": False}),
+    "cleanrl_ppo": ("cleanrl_ppo", {}),
+    "hts_rl_a2c": ("hts_rl", {"algorithm": "a2c", "schedule": "hts"}),
+    "hts_rl_a2c-sync": ("hts_rl", {"algorithm": "a2c", "schedule": "synchronous"}),
+    "hts_rl_ppo": ("hts_rl", {"algorithm": "ppo", "schedule": "hts"}),
+    "hts_rl_ppo-sync": ("hts_rl", {"algorithm": "ppo", "schedule": "synchronous"}),
+    "monobeast": ("monobeast_study", {}),
+    "moolib": ("moolib_atari", {}),
 }
 
 
 class Schedule(NamedTuple):
-    """What a Cleanba run's hyperparameters say of its rows, exactly."""
+    """What the hyperparameters of a deterministic run determine of its rows."""
 
     num_steps: int
     num_envs: int
-    num_env_groups: int
-    lag: int  # of the acting policy, in updates: 1 with concurrency, from the second rollout on
+    num_collectors: int  # rows of each rollout, for as many environments each
+    lag: int  # of the acting policy, in updates: 0 or, from the second rollout on, 1
 
     @property
     def batch(self) -> int:
@@ -46,15 +54,22 @@ class Schedule(NamedTuple):
 
 
 def schedule_of(run: Run) -> Schedule | None:
-    """Return the schedule of a Cleanba run; None for other systems."""
+    """Return the schedule of a run of Cleanba, CleanRL's PPO or HTS-RL; None for other systems."""
     options = run.info.hyperparameters
-    numbers = [options.get(name) for name in ("num_steps", "num_envs", "num_env_groups")]
-    concurrency = options.get("concurrency")
-    if not isinstance(concurrency, bool) or not all(isinstance(n, int) and n > 0 for n in numbers):
+    steps, envs = options.get("num_steps"), options.get("num_envs")
+    if run.info.program == "hts_rl":
+        steps, collectors = options.get("sync_interval"), envs
+        lags = options.get("schedule") == "hts"
+    elif run.info.program == "cleanrl_ppo":
+        collectors, lags = 1, False
+    else:
+        collectors, lags = options.get("num_env_groups"), options.get("concurrency")
+    numbers = (steps, envs, collectors)
+    if not isinstance(lags, bool) or not all(isinstance(n, int) and n > 0 for n in numbers):
         return None
-    if numbers[1] % numbers[2]:
+    if envs % collectors:
         return None
-    return Schedule(*numbers, int(concurrency))
+    return Schedule(*numbers, int(lags))
 
 
 def contradictions(
@@ -96,8 +111,10 @@ def _collector(row: Rollout) -> tuple[int, int, int]:
 
 
 def _of_run(run: Run) -> Iterator[str]:
-    made_by = (run.info.program, run.info.hyperparameters.get("concurrency"))
-    if run.info.program is not UNSET and OWN_NAMES.get(run.info.system, made_by) != made_by:
+    program, fixed = OWN_NAMES.get(run.info.system, (run.info.program, {}))
+    options = run.info.hyperparameters
+    wrong = run.info.program != program or any(options.get(k) != v for k, v in fixed.items())
+    if run.info.program is not UNSET and wrong:
         yield "run.json: its system contradicts its program or its hyperparameters"
     for name in ("env_id", "seed"):
         value = getattr(run.info, name)
@@ -211,6 +228,11 @@ def _of_episodes(run: Run, updates: Sequence[Update], episodes: Sequence[Episode
         yield from _first(beyond, Episode, "it ends after the run")
 
 
+def _place(row: Rollout) -> int:
+    """Return which part of a rollout's environments a row is about: that of its group, or of its actor."""
+    return row.actor if row.group is None else row.group
+
+
 def _of_schedule(
     schedule: Schedule,
     updates: Sequence[Update],
@@ -236,7 +258,8 @@ def _of_schedule(
         Update,
         "update_seconds is not the time since the last update",
     )
-    groups, steps = schedule.num_env_groups, schedule.batch // schedule.num_env_groups
+    collectors = schedule.num_collectors
+    steps = schedule.batch // collectors
 
     def wrong(row: Rollout) -> bool:
         version = max(1, row.rollout - schedule.lag)
@@ -250,14 +273,13 @@ def _of_schedule(
     )
     seen = defaultdict(set)
     for row in rollouts:
-        seen[row.rollout].add(row.group)
-    whole = set(range(groups))
+        seen[row.rollout].add(_place(row))
     for number in range(1, len(updates) + 1):
-        if seen[number] != whole:
-            yield f"rollouts.jsonl: rollout {number} is not there once for each of {groups} groups"
+        if len(seen[number]) != collectors or max(seen[number]) >= collectors:
+            yield f"rollouts.jsonl: rollout {number} is not there once for each of its {collectors} parts"
             break
-    done = {(r.rollout, r.group): r.wall_time for r in rollouts}
-    size = schedule.num_envs // groups
+    done = {(r.rollout, _place(r)): r.wall_time for r in rollouts}
+    size = schedule.num_envs // collectors
     yield from _first(
         ((n, e.env_index >= schedule.num_envs) for n, e in enumerate(episodes, start=1)),
         Episode,

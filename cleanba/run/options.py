@@ -51,9 +51,9 @@ class CheckpointOptions:
     checkpoint_every: CountOrZero = 0
     """Updates between two checkpoints; 0 for none."""
     num_checkpoints: CountOrZero = 0
-    """Checkpoints over the whole run, evenly spaced, instead of --checkpoint-every; 0 for none."""
+    """Least number of checkpoints, evenly spaced over the run, instead of --checkpoint-every; 0 for none."""
     keep_checkpoints: Count | Literal["all"] = 2
-    """Checkpoints to keep: so many of the newest, or all."""
+    """Number of the newest checkpoints to keep, or `all`."""
 
 
 @dataclass(frozen=True)

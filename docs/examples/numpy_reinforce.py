@@ -8,13 +8,15 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cleanba.audit.segments import NotRepeatable, Repeated, Replayed
+from cleanba.audit.segments import Mismatch, NotRepeatable, Repeated, Replayed
 from cleanba.environments import EpisodeStatistics, describe_env, env_seeds, make_envs, play
+from cleanba.exact.placement import cpu_model
 from cleanba.record import (
     Episode,
     RecordError,
@@ -31,7 +33,9 @@ from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, p
 from cleanba.record.checkpoints import check_arrays
 
 HYPERPARAMETERS = ("total_timesteps", "num_envs", "num_steps", "learning_rate", "discount")
-VERSIONS = {"numpy": np.__version__}  # that the result depends on
+# What the result depends on: NumPy chooses kernels by processor.
+VERSIONS = {name: version(name) for name in ("numpy", "envpool")}
+PROCESSOR = {"device_kind": cpu_model()}
 
 
 def policy(weights: np.ndarray, obs: np.ndarray) -> np.ndarray:
@@ -193,11 +197,18 @@ def repeat(run: Run) -> Agent:
     """Prepare to make the updates of a record again.
 
     Raises:
-      NotRepeatable: with one line, if other versions of the packages made it.
+      NotRepeatable: with one line, if other versions of the packages or another processor made it.
+      Mismatch: if the environment has another number of actions than the record.
     """
-    if run.info.versions != VERSIONS:
-        raise NotRepeatable(f"made with {run.info.versions}; this is {VERSIONS}")
-    return Agent(run.info.env_id, run.info.seed, run.info.hyperparameters, threads=1)
+    info = run.info
+    then = info.versions | {name: info.hardware.get(name) for name in PROCESSOR}
+    if then != (now := VERSIONS | PROCESSOR):
+        raise NotRepeatable(f"made with {then}; this is {now}")
+    if (
+        info.num_actions != describe_env(info.env_id).num_actions
+    ):  # environments do not check actions
+        raise Mismatch(f"run.json: not the number of actions of {info.env_id}")
+    return Agent(info.env_id, info.seed, info.hyperparameters, threads=1)
 
 
 def main() -> int:
@@ -225,7 +236,7 @@ def main() -> int:
         agent = Agent(args.env_id, args.seed, hyperparameters, args.threads)
         info = RunInfo(
             system="numpy_reinforce", setting=args.setting, env_id=args.env_id, seed=args.seed,
-            study=args.study, hyperparameters=hyperparameters, hardware={"threads": args.threads},
+            study=args.study, hyperparameters=hyperparameters, hardware={"threads": args.threads} | PROCESSOR,
             versions=VERSIONS, command=["python", *sys.argv], num_actions=agent.num_actions,
         )  # fmt: skip
         with RunWriter(folder, info, args.overwrite) as record:

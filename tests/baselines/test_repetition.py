@@ -113,6 +113,66 @@ def test_a_checkpoint_of_another_network_is_refuted(honest, auditor, tmp_path):
         auditor.submit(repeat, folder, (8, 12)).result()
 
 
+def claim_another_lag(folder):
+    rows = forging.rows_of(folder / "rollouts.jsonl")
+    for row in rows:
+        newest = row["learner_version"]
+        version = newest if row["version_first"] < newest else max(1, newest - 1)
+        row |= {
+            "version_first": version,
+            "version_last": version,
+            "versions": [[version, row["steps"]]],
+        }
+    forging.write_rows(folder / "rollouts.jsonl", rows)
+    return "rollouts.jsonl, line "
+
+
+def claim_more_steps(folder):
+    rows = forging.rows_of(folder / "updates.jsonl")
+    for row in rows:
+        row["step"] *= 2
+    forging.write_rows(folder / "updates.jsonl", rows)
+    return "updates.jsonl, line 1: its version and step"
+
+
+def take_the_name_of_another_system(folder):
+    forging.change_info(folder, system="monobeast")
+    return "run.json: its system contradicts"
+
+
+@pytest.mark.parametrize(
+    "forge", [claim_another_lag, claim_more_steps, take_the_name_of_another_system]
+)
+def test_falsified_rows_are_refuted_without_segments(honest, tmp_path, forge):
+    message = forging.forged_copy(honest, tmp_path / "forged", forge)
+    found, reason = verdict(tmp_path / "forged", segments=0)
+    assert found == "refuted"
+    assert reason.startswith(message)
+
+
+def spoil_the_parameters(arrays):
+    return {
+        name: np.full_like(a, np.nan) if "param" in name and a.dtype == np.float32 else a
+        for name, a in arrays.items()
+    }
+
+
+def spoil_the_generator(arrays):
+    return arrays | {"generator": np.zeros_like(arrays["generator"])}
+
+
+def test_a_checkpoint_with_which_training_fails_is_refuted(honest, auditor, tmp_path):
+    ways = [spoil_the_parameters]
+    if honest.name.startswith(
+        "hts_rl"
+    ):  # CleanRL's random keys are integers, all of which are valid
+        ways.append(spoil_the_generator)
+    for spoil in ways:
+        folder = tmp_path / spoil.__name__
+        forging.forged_copy(honest, folder, forging.change_checkpoint, 4, spoil)
+        assert auditor.submit(verdict, folder).result()[0] == "refuted"
+
+
 def test_falsified_actions_are_refuted_without_segments(honest, tmp_path):
     folder = tmp_path / "forged"
     forging.forged_copy(honest, folder, forging.change_actions, np.random.default_rng(0))

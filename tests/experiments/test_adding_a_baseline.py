@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +105,14 @@ def test_the_example_can_be_audited(tmp_path, monkeypatch, example):
     assert (outcome.verdict, outcome.reason) == ("verified", "")
     assert (outcome.updates, outcome.all_segments) == (8, 3)
     assert judge(record.read_run(folder), segments=2, seed=1).verdict == "not checkable"
+    command = [sys.executable, "-m", "cleanba.audit.replay", str(folder), "--segments", "2"]
+    options = {"cwd": EXAMPLE.parent, "capture_output": True, "text": True}
+    done = subprocess.run([*command, "--module", "numpy_reinforce"], **options)
+    assert done.returncode == 0, done.stderr
+    assert "repeated: 8 updates, in 2 of 3 segments" in done.stdout
+    with monkeypatch.context() as patch:
+        patch.setattr(example, "PROCESSOR", {"device_kind": "another"})
+        assert audit().verdict == "not checkable"
     forging.change_checkpoint(folder, 8, lambda arrays: {"weights": arrays["weights"] + 1e-9})
     seal(folder)
     assert audit().verdict == "refuted"

@@ -265,6 +265,7 @@ def test_the_archive_in_the_repository_is_verified(tmp_path):
     file.symlink_to(ROOT / "results/quickstart/quickstart.zip")
     found = run_audit(file, "--segments", "1", "--runs-matching", "a0-l0,1-t2__CartPole-v1__s1$")
     assert found.tables == ""
+    assert found.sha256 == read_json(ROOT / "results/quickstart/result.json").archive.sha256
     assert len(found.runs) == 4  # PPO and IMPALA in both architectures
     for outcome in found.runs.values():
         assert outcome.verdict == "verified", outcome.reason

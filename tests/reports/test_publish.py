@@ -65,6 +65,9 @@ def test_a_page_is_published_only_with_its_records(place, undrawn, capsys):
     shutil.rmtree(min((place / "runs/small").glob("*__s1")))
     assert publish.main(["small"]) == 2
     assert "dist/small.zip holds other records than runs/small" in capsys.readouterr().err
+    (place / "dist/small.zip").write_bytes(b"PK")
+    assert publish.main(["small"]) == 2
+    assert "dist/small.zip: File is not a zip file" in capsys.readouterr().err
     assert not (place / "results").exists()
 
 

@@ -141,7 +141,7 @@ def test_forged_records_are_refuted_by_the_parts_that_they_falsify(honest, repea
 def test_falsified_training_is_missed_as_often_as_the_formula_says(repeat, tmp_path, kind):
     rng = np.random.default_rng(len(kind))
     for trial in range(TRIALS):
-        # The first update of `untrained` is not the last of the run: what nobody trains with does nothing.
+        # Not the run's last update: nothing acts with its parameters.
         first = int(rng.integers(1, UPDATES))
         folder = forging.train_falsely(kind, first, tmp_path / str(trial), *EVERY)
         found = {number for number in range(SEGMENTS) if repeat(folder, number)}

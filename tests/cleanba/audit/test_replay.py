@@ -10,11 +10,14 @@ import time
 import numpy as np
 import pytest
 
+from cleanba.audit.replay import Args, main
 from cleanba.audit.segments import Mismatch
 from cleanba.audit.simulation import Simulation, shape_of
 from cleanba.audit.verification import verify
 from cleanba.record import ACTIONS_FILE, RecordError, read_run
 from cleanba.record.actions import DamagedActions, Frame, Shape, pack, read_frames, unpack
+from cleanba.run.command_line import BadInput
+from reports import audit
 from tests.cleanba.conftest import Trainer, lines
 from tests.sealing import rewrite, seal
 
@@ -35,7 +38,7 @@ def records(tmp_path_factory):
 
 def check(folder):
     run = read_run(folder)
-    verify(run, Simulation(run, 1))
+    return verify(run, Simulation(run, 1))
 
 
 def replay(folder):
@@ -93,12 +96,17 @@ def cut_off_the_end(folder, rng):
 
 def cut_off_whole_rollouts(folder, rng):
     """Leave out the end of the run, in every file."""
-    run = read_run(folder)
-    shape, groups = shape_of(run), run.info.hyperparameters["num_env_groups"]
     updates = len(lines(folder, "updates"))
     keep = updates - rng.randrange(1, updates)
-    data = (folder / ACTIONS_FILE).read_bytes()
-    (folder / ACTIONS_FILE).write_bytes(data[: keep * shape.frame_size])
+    size = keep * shape_of(read_run(folder)).frame_size
+    (folder / ACTIONS_FILE).write_bytes((folder / ACTIONS_FILE).read_bytes()[:size])
+    cut_off_rows(folder, keep)
+
+
+def cut_off_rows(folder, keep):
+    """Leave out the rows after some updates."""
+    run = read_run(folder)
+    shape, groups = shape_of(run), run.info.hyperparameters["num_env_groups"]
     steps = keep * shape.num_steps * shape.num_envs
     for kind, test in (
         ("updates", lambda row: row["version"] <= keep + 1),
@@ -146,6 +154,23 @@ def test_tampering_is_caught_in_every_trial(records, env_id, trials, tmp_path):
         with pytest.raises((Mismatch, RecordError, DamagedActions)):
             check(folder)
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+@pytest.mark.slow
+def test_a_run_killed_between_its_actions_and_its_rows_is_verified(records, status, tmp_path):
+    folder = tmp_path / "killed"
+    shutil.copytree(records["CartPole-v1"], folder)
+    updates = len(lines(folder, "updates"))
+    cut_off_rows(folder, updates - 1)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"status": status}))
+    seal(folder)
+    assert check(folder).rollouts == updates - 1
+    cut_off_rows(folder, updates - 2)
+    seal(folder)
+    with pytest.raises(Mismatch, match="rollouts and 0 bytes"):
+        check(folder)
 
 
 @pytest.mark.slow
@@ -261,3 +286,11 @@ def test_actions_of_atari_cost_at_most_1_1_bytes_a_step(records):
     assert (folder / ACTIONS_FILE).stat().st_size <= 1.1 * 4096
     # the smallest batch of the paper's settings: 16 environments x 20 steps
     assert Shape(20, 16, 18).frame_size <= 1.1 * 20 * 16
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "json"])
+def test_a_module_that_cannot_repeat_a_run_is_bad_input(name, tmp_path, capsys):
+    with pytest.raises(BadInput, match=f"--module {name}: "):
+        main(Args(run=str(tmp_path), module=name))
+    assert audit.main(["x.zip", "--module", name]) == 2
+    assert f"error: --module {name}: " in capsys.readouterr().err

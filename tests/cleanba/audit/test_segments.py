@@ -162,7 +162,7 @@ def test_a_checkpoint_of_another_network_is_refuted(honest, repeat, tmp_path):
         ("hyperparameters", {"network": ["mlp"]}, "hyperparameters: "),
         ("hyperparameters", {"num_minibatches": 3}, "--num-minibatches 3"),
         ("hyperparameters", {"xla_cpu_pool_size": 10**6}, "hyperparameters: .*xla_cpu_pool_size"),
-        (None, {"program": "os"}, "the training of its system cannot be repeated"),
+        (None, {"program": "os"}, "no module is known that repeats its training"),
     ],
 )
 def test_training_that_cannot_be_repeated_here_is_named(
