@@ -114,7 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     learning = commands.add_parser("curves", parents=[shared], help="learning curves with bands")
-    learning.add_argument("--axis", choices=tuple(learning_curves.AXES), default="step")
     learning.add_argument("--points", type=_whole(1, 100_000), default=learning_curves.POINTS)
     learning.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per point")
     learning.add_argument("--repetitions", type=_REPETITIONS, default=2000)
@@ -179,7 +178,7 @@ def _with_shared(results: dict[str, Any], shared: selection.Shared, form: str) -
 def _curves(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     if tables.curves.empty:
         raise InputError(f"{args.paths[0]}: no learning curves, only scores")
-    grid = {"axis": args.axis, "points": args.points, "window": args.episodes}
+    grid = {"points": args.points, "window": args.episodes}
     draws = {"repetitions": args.repetitions, "level": args.level, "seed": args.seed}
     measured = learning_curves.run_curves(tables, **grid)
     shared = selection.shared_environments(final_scores(tables, normalization=args.normalization))

@@ -65,7 +65,9 @@ def score_curves(arrays: Arrays, frames: ArrayLike | None = None) -> Curves:
             for seed, curve in enumerate(column):
                 keys.append(RunKey(f"#{algorithm}#{seed}", algorithm, UNKNOWN, task, seed))
                 values.append(curve)
-    return Curves("step", grid, np.stack(values), pd.DataFrame(keys, columns=KEYS))
+    matrix = np.stack(values)
+    runs = pd.DataFrame(keys, columns=KEYS)
+    return Curves("step", grid, matrix, np.full_like(matrix, np.nan), runs)
 
 
 def _checked(

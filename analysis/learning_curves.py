@@ -1,6 +1,10 @@
-"""Learning curves: every run on one grid of steps or of time, and bands over runs."""
+"""Learning curves: every run on one grid, and bands over runs.
 
-from collections.abc import Callable, Sequence
+A mean curve against wall time consists of the mean score and the mean wall time of its runs at equal steps. A
+mean at equal times would stop where the fastest run ends, before the others reach their final score.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +18,7 @@ from analysis.tables import KEYS, Tables, split_runs
 
 AXES = {"step": "step", "time": "wall_time"}
 POINTS = 100
+NO_TOTALS = {"steps": np.nan, "seconds": np.nan}
 
 
 class Curves(NamedTuple):
@@ -25,12 +30,15 @@ class Curves(NamedTuple):
       values: `[N, P]`, the running mean of the returns; NaN before the first episode of a run and
         beyond its end. Curves are extrapolated only over the last 2% of the grid, because runs of
         one length stop a few steps apart (`quality.SHORT`; shorter runs are reported there).
+      seconds: `[N, P]`, the wall time of each run at each point, interpolated linearly between episodes; NaN
+        where it is unknown.
       runs: the keys of the N runs.
     """
 
     axis: str
     grid: np.ndarray
     values: np.ndarray
+    seconds: np.ndarray
     runs: pd.DataFrame
 
 
@@ -69,28 +77,42 @@ def run_curves(
 
     Args:
       tables: as read by an importer.
-      axis: `step` or `time`.
+      axis: of the grid, `step` or `time`.
       points: number of points; the last is the end of the longest run.
       window: number of episodes that a point averages.
       grid: replaces the evenly spaced grid.
     """
     column = AXES[axis]
     runs = split_runs(tables.curves)
-    totals = tables.runs.set_index("run")["steps" if axis == "step" else "seconds"].to_dict()
-    ends = []
-    for key, run in runs:
-        last = run[column].max()
-        total = totals.get(key.run, np.nan)
-        ends.append(max(last, total) if total == total else last)
+    totals = tables.runs.set_index("run")[["steps", "seconds"]].astype(float)
+    known = [totals.loc[key.run] if key.run in totals.index else NO_TOTALS for key, _ in runs]
+    total = "steps" if axis == "step" else "seconds"
+    ends = [
+        np.fmax(run[column].max(), of_run[total])
+        for (_, run), of_run in zip(runs, known, strict=True)
+    ]
     if grid is None:
         longest = max((e for e in ends if e == e), default=1.0)
         grid = np.linspace(longest / points, longest, points)
-    values = np.full((len(runs), len(grid)), np.nan)
+    values, seconds = np.full((2, len(runs), len(grid)), np.nan)
     for row, ((_, run), end) in enumerate(zip(runs, ends, strict=True)):
         at, returns, counts = ordered_episodes(run, column)
         curve = smooth(at, returns, grid, window, counts)
         values[row] = np.where(grid * SHORT <= end, curve, np.nan)
-    return Curves(axis, grid, values, pd.DataFrame([key for key, _ in runs], columns=KEYS))
+        seconds[row] = grid if axis == "time" else _wall_time(run, known[row], grid)
+    keys = pd.DataFrame([key for key, _ in runs], columns=KEYS)
+    return Curves(axis, grid, values, seconds, keys)
+
+
+def _wall_time(run: pd.DataFrame, totals: Mapping[str, float], grid: np.ndarray) -> np.ndarray:
+    """Return the wall time of a run at each step of a grid; NaN if no wall time is known."""
+    steps = np.array([0.0, *run["step"], totals["steps"]], dtype=float)
+    seconds = np.array([0.0, *run["wall_time"], totals["seconds"]], dtype=float)
+    known = np.flatnonzero(np.isfinite(steps) & np.isfinite(seconds))
+    if len(known) < 2:  # none but the start
+        return np.full(len(grid), np.nan)
+    order = known[np.lexsort((seconds[known], steps[known]))]
+    return np.interp(grid, steps[order], seconds[order])
 
 
 def normalized(curves: Curves, normalization: str = "human") -> Curves:
@@ -154,15 +176,40 @@ def curve_table(
 ) -> pd.DataFrame:
     """Return the learning curve of every system and setting on every environment.
 
+    Args:
+      curves: on a grid of steps.
+      statistic: over runs.
+      repetitions: bootstrap replicates.
+      level: confidence level.
+      seed: seed of the draws.
+
     Returns:
-      system, setting, env_id, axis, x (steps or seconds), value, low, high (over seeds), runs.
+      system, setting, env_id, step, seconds (mean over runs), value, low, high (over seeds), runs.
     """
     names = ["system", "setting", "env_id"]
     frames = []
     for key, rows in _groups(curves.runs, names):
         values = band([curves.values[rows]], statistic, repetitions, level, seed)
-        frames.append(_frame(names, key, curves.axis, curves.grid, values, len(rows)))
+        frames.append(_frame(names, key, curves, rows, values))
     return _concat(frames, names)
+
+
+def run_table(curves: Curves) -> pd.DataFrame:
+    """Return the curve of every run.
+
+    Args:
+      curves: on a grid of steps.
+
+    Returns:
+      run, system, setting, env_id, seed, step, seconds, value.
+    """
+    runs, points = curves.values.shape
+    keys = curves.runs.loc[np.repeat(curves.runs.index, points)].reset_index(drop=True)
+    return keys.assign(
+        step=np.tile(curves.grid, runs),
+        seconds=curves.seconds.ravel(),
+        value=curves.values.ravel(),
+    )
 
 
 def update_curve_table(
@@ -180,7 +227,7 @@ def update_curve_table(
     on the number of updates per step.
 
     Returns:
-      system, setting, env_id, axis (`step`), x, value, low, high (over seeds), runs.
+      system, setting, env_id, step, seconds (NaN), value, low, high (over seeds), runs.
     """
     names = ["system", "setting", "env_id"]
     runs = [
@@ -200,11 +247,8 @@ def update_curve_table(
         with np.errstate(invalid="ignore"):
             values[row] = sums / counts
     keys = pd.DataFrame([key for key, _ in runs], columns=KEYS)
-    frames = []
-    for key, rows in _groups(keys, names):
-        band_of_rows = band([values[rows]], statistic, repetitions, level, seed)
-        frames.append(_frame(names, key, "step", grid, band_of_rows, len(rows)))
-    return _concat(frames, names)
+    curves = Curves("step", grid, values, np.full_like(values, np.nan), keys)
+    return curve_table(curves, statistic, repetitions, level, seed)
 
 
 def aggregate_curve_table(
@@ -214,29 +258,30 @@ def aggregate_curve_table(
     level: float = bootstrap.LEVEL,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Return sample-efficiency (axis `step`) or wall-time-efficiency (axis `time`) curves.
+    """Return sample-efficiency curves, and with their seconds wall-time-efficiency curves.
 
     Args:
-      curves: of normalised scores; environments without a reference are left out, and `quality` names them.
+      curves: on a grid of steps, of normalised scores; environments without a reference are left out, and
+        `quality` names them.
       metrics: names of `aggregates.AGGREGATES`.
       repetitions: bootstrap replicates.
       level: confidence level.
       seed: seed of the draws.
 
     Returns:
-      system, setting, metric, axis, x, value, low, high, runs, environments.
+      system, setting, metric, step, seconds (mean over runs), value, low, high, runs, environments.
     """
     frames = []
     for key, rows in _groups(curves.runs, ["system", "setting"]):
         envs = curves.runs["env_id"].to_numpy()[rows]
-        strata = [curves.values[rows[envs == env]] for env in sorted(set(envs))]
-        strata = [s for s in strata if np.isfinite(s).any()]
-        if not strata:
+        members = [rows[envs == env] for env in sorted(set(envs))]
+        members = [each for each in members if np.isfinite(curves.values[each]).any()]
+        if not members:
             continue
+        strata = [curves.values[each] for each in members]
         for metric in metrics:
             values = band(strata, aggregates.AGGREGATES[metric], repetitions, level, seed)
-            runs = sum(map(len, strata))
-            frame = _frame(("system", "setting"), key, curves.axis, curves.grid, values, runs)
+            frame = _frame(("system", "setting"), key, curves, np.concatenate(members), values)
             frame.insert(2, "metric", metric)
             frame["environments"] = len(strata)
             frames.append(frame)
@@ -248,17 +293,17 @@ def _groups(runs: pd.DataFrame, by: list[str]) -> list[tuple[tuple, np.ndarray]]
 
 
 def _frame(
-    names: Sequence[str], key: tuple, axis: str, grid: np.ndarray, values: np.ndarray, runs: int
+    names: Sequence[str], key: tuple, curves: Curves, rows: np.ndarray, values: np.ndarray
 ) -> pd.DataFrame:
-    labels = {name: [label] * len(grid) for name, label in zip(names, key, strict=True)}
+    labels = {name: [label] * len(curves.grid) for name, label in zip(names, key, strict=True)}
     value, low, high = values
-    columns = {"axis": axis, "x": grid, "value": value, "low": low, "high": high, "runs": runs}
-    return pd.DataFrame(labels | columns)
+    x = {"step": curves.grid, "seconds": curves.seconds[rows].mean(axis=0)}
+    return pd.DataFrame(labels | x | {"value": value, "low": low, "high": high, "runs": len(rows)})
 
 
 def _concat(frames: list[pd.DataFrame], names: list[str]) -> pd.DataFrame:
     if not frames:
-        return pd.DataFrame(columns=[*names, "axis", "x", "value", "low", "high", "runs"])
+        return pd.DataFrame(columns=[*names, "step", "seconds", "value", "low", "high", "runs"])
     return pd.concat(frames, ignore_index=True)
 
 

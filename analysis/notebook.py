@@ -27,7 +27,7 @@ from analysis import (
     summary,
 )
 from analysis.arrays import Arrays, score_curves, score_tables
-from analysis.learning_curves import AXES, POINTS, Curves
+from analysis.learning_curves import POINTS, Curves
 from analysis.scores import EPISODES, Rule, final_scores
 from analysis.selection import Shared
 from analysis.tables import InputError, Tables
@@ -157,7 +157,6 @@ def by_environment(verdicts: pd.DataFrame) -> pd.DataFrame:
 def curves(
     data: Tables | Arrays,
     *,
-    axis: str = "step",
     points: int = POINTS,
     episodes: int = EPISODES,
     frames: ArrayLike | None = None,
@@ -169,7 +168,6 @@ def curves(
 
     Args:
       data: tables, or algorithm -> `[runs, tasks, frames]`.
-      axis: `step` or `time`.
       points: of each curve.
       episodes: that a point averages.
       frames: steps of the last axis of the arrays.
@@ -178,16 +176,16 @@ def curves(
       seed: seed of the draws.
 
     Returns:
-      system, setting, env_id, axis, x, value, low, high, runs.
+      system, setting, env_id, step, seconds, value, low, high, runs: the mean score and the mean wall time at
+      each step.
     """
-    measured = _curves(data, axis, points, episodes, frames)
+    measured = _curves(data, points, episodes, frames)
     return learning_curves.curve_table(measured, repetitions=repetitions, level=level, seed=seed)
 
 
 def sample_efficiency(
     data: Tables | Arrays,
     *,
-    axis: str = "step",
     metrics: Sequence[str] = ("median", "iqm"),
     normalization: str = "human",
     points: int = POINTS,
@@ -201,7 +199,6 @@ def sample_efficiency(
 
     Args:
       data: tables, or algorithm -> `[runs, tasks, frames]`.
-      axis: `step` or `time`.
       metrics: some of median, iqm, mean, optimality_gap.
       normalization: `human` or `record`.
       points: of each curve.
@@ -212,13 +209,13 @@ def sample_efficiency(
       seed: seed of the draws.
 
     Returns:
-      system, setting, metric, axis, x, value, low, high, runs, environments.
+      system, setting, metric, step, seconds, value, low, high, runs, environments.
     """
     shared = None
     if isinstance(data, Tables):
         shared = selection.shared_environments(final_scores(data, normalization=normalization))
         data = selection.on_environments(data, shared.environments)
-    measured = _curves(data, axis, points, episodes, frames)
+    measured = _curves(data, points, episodes, frames)
     if shared is not None:
         measured = learning_curves.normalized(measured, normalization)
     frame = learning_curves.aggregate_curve_table(measured, metrics, repetitions, level, seed)
@@ -285,18 +282,12 @@ def _scores(data: Tables | Arrays, normalization: str, rule: Rule) -> pd.DataFra
     return final_scores(tables, rule, normalization)
 
 
-def _curves(
-    data: Tables | Arrays, axis: str, points: int, episodes: int, frames: ArrayLike | None
-) -> Curves:
-    if axis not in AXES:
-        raise InputError(f"axis: {axis!r} is none of {', '.join(AXES)}")
+def _curves(data: Tables | Arrays, points: int, episodes: int, frames: ArrayLike | None) -> Curves:
     if not isinstance(data, Tables):
-        if axis != "step":
-            raise InputError("arrays of scores have frames, but no times")
         return score_curves(_arrays(data), frames)
     if data.curves.empty:
         raise InputError("no learning curves, only scores")
-    return learning_curves.run_curves(data, axis, points, episodes)
+    return learning_curves.run_curves(data, points=points, window=episodes)
 
 
 def _arrays(data: object) -> Arrays:

@@ -245,7 +245,9 @@ def _source(tables: Tables, axis: str, points: int) -> Source:
             known = bool(rows["normalized"].notna().any())
             values = rows[["normalized" if known else "score"]].to_numpy(float)
             runs = rows[KEYS].reset_index(drop=True)
-            scores[str(env)] = Measured(Curves(axis, np.zeros(1), values, runs), known)
+            scores[str(env)] = Measured(
+                Curves(axis, np.zeros(1), values, np.full_like(values, np.nan), runs), known
+            )
     return Source(curves, scores, scores_only)
 
 

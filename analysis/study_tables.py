@@ -1,6 +1,7 @@
 """Tables of a study: scores, targets, aggregates and learning curves by system, setting and environment."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from analysis.learning_curves import (
     curve_table,
     normalized,
     run_curves,
+    run_table,
     update_curve_table,
 )
 from analysis.scores import final_scores, hts_metrics
@@ -88,16 +90,33 @@ def aggregate_table(tables: Tables | None) -> pd.DataFrame:
     return frame[frame["value"].notna()].reset_index(drop=True)
 
 
-def learning_curves(tables: Tables, axis: str) -> pd.DataFrame:
-    """Return `learning_curves.curve_table` with a separate grid for each environment."""
+class LearningCurves(NamedTuple):
+    """Learning curves of a study, on a separate grid for each environment.
+
+    Attributes:
+      means: rows of `learning_curves.curve_table`.
+      runs: rows of `learning_curves.run_table`.
+    """
+
+    means: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def learning_curves(tables: Tables) -> LearningCurves:
+    """Return the learning curves of systems and settings, and of their runs."""
     runs = tables.runs
     # Filtering the large tables, which curves do not need, would take seconds per environment.
     needed = tables._replace(updates=tables.updates.head(0), rollouts=tables.rollouts.head(0))
-    frames = [
-        curve_table(run_curves(of_runs(needed, runs["run"][runs["env_id"] == env_id]), axis))
+    curves = [
+        run_curves(of_runs(needed, runs["run"][runs["env_id"] == env_id]))
         for env_id in environments(tables)
     ]
-    return pd.concat(frames, ignore_index=True)
+    return LearningCurves(
+        *(
+            pd.concat([table(each) for each in curves], ignore_index=True)
+            for table in (curve_table, run_table)
+        )
+    )
 
 
 def value_losses(tables: Tables) -> pd.DataFrame:
@@ -112,7 +131,7 @@ def value_losses(tables: Tables) -> pd.DataFrame:
 
 
 def efficiency(tables: Tables | None, metrics: Sequence[str] = ("median",)) -> pd.DataFrame:
-    """Return `learning_curves.aggregate_curve_table` against steps and against time.
+    """Return `learning_curves.aggregate_curve_table`.
 
     Args:
       tables: completed runs; None gives an empty table.
@@ -120,5 +139,4 @@ def efficiency(tables: Tables | None, metrics: Sequence[str] = ("median",)) -> p
     """
     if tables is None:
         return pd.DataFrame()
-    curves = [normalized(run_curves(tables, axis)) for axis in ("step", "time")]
-    return pd.concat([aggregate_curve_table(each, metrics) for each in curves], ignore_index=True)
+    return aggregate_curve_table(normalized(run_curves(tables)), metrics)

@@ -5,7 +5,13 @@ A study is systems x hardware settings x environments x seeds x budget, in one o
     title = "..."
     question = "..."
     minutes = 15  # on two CPU cores; optional
-    answer = "..."  # once it has run, in a sentence; optional
+
+What its page says first is optional, too:
+
+    paper = "Cleanba"  # whose question it is; the index groups pages by it
+    findings = ["bits", "speedup"]  # which sentences answer the question: `Finding`
+    key_figure = "curves_steps"  # which figure shows it: `KeyFigure`
+    remark = "..."  # what the findings, which are computed, leave out
 
     [settings.a0-l0-t1]
     num_actor_threads = 1
@@ -67,7 +73,7 @@ import types
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -85,6 +91,25 @@ TARGET_EPISODES = 100  # the default of the analysis of scores
 
 MOST_RUNS = 10_000  # of a study
 MOST_DOTS = 100  # in a line of a study file
+
+# Sentences that a page computes from its tables (reports/findings.py), and its figures.
+Finding = Literal[
+    "bits",
+    "targets",
+    "verdicts",
+    "differences",
+    "scores",
+    "aggregates",
+    "speeds",
+    "speedup",
+    "run_times",
+    "lag",
+    "changes",
+]
+KeyFigure = Literal[
+    "aggregates", "efficiency", "curves_steps", "curves_time", "final_scores", "speed", "run_times",
+    "scaling", "speedups", "policy_lag", "policy_changes",
+]  # fmt: skip
 
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 CountOrZero = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -154,7 +179,10 @@ class Study(NamedTuple):
       runs: to be made.
       preset: which of the study's sizes this is.
       minutes: that two CPU cores take, according to the file; None if it does not give them.
-      answer: its authors' answer to the question, from their runs; '' if they have none yet.
+      paper: whose question it is; '' if it is the toolkit's own.
+      findings: kinds of sentences that answer the question; () for the page's choice.
+      key_figure: that shows the answer; '' for the page's choice.
+      remark: what the findings leave out, in its authors' words.
       targets: mean return of `target_episodes` episodes that runs are to reach, by environment.
       target_episodes: see `targets`.
     """
@@ -165,7 +193,10 @@ class Study(NamedTuple):
     runs: tuple[PlannedRun, ...]
     preset: str = DEFAULT_PRESET
     minutes: int | None = None
-    answer: str = ""
+    paper: str = ""
+    findings: tuple[Finding, ...] = ()
+    key_figure: KeyFigure | Literal[""] = ""
+    remark: str = ""
     targets: Mapping[str, float] = types.MappingProxyType({})
     target_episodes: int = TARGET_EPISODES
 
@@ -188,7 +219,6 @@ class _Preset(Struct, forbid_unknown_fields=True):
     runs: list[_Block]
     settings: dict[FolderName, dict[str, Any]] = {}
     minutes: int | None = None
-    answer: str = ""
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -200,8 +230,11 @@ class _File(Struct, forbid_unknown_fields=True):
     systems: dict[FolderName, System] = {}
     runs: list[_Block] | None = None
     minutes: int | None = None
-    answer: str = ""
     presets: dict[str, _Preset] | None = None
+    paper: str = ""
+    findings: tuple[Finding, ...] = ()
+    key_figure: KeyFigure | Literal[""] = ""
+    remark: str = ""
     targets: dict[str, float] = {}
     target_episodes: Count = TARGET_EPISODES
 
@@ -281,7 +314,10 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         runs,
         preset,
         sizes[preset].minutes,
-        " ".join(sizes[preset].answer.split()),
+        " ".join(file.paper.split()),
+        file.findings,
+        file.key_figure,
+        " ".join(file.remark.split()),
         file.targets,
         file.target_episodes,
     )
@@ -308,6 +344,29 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise StudyError(f"{path.name}: nested too deeply") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise StudyError(f"{path.name}: {error}") from None
+
+
+def explain(setting: Setting) -> str:
+    """Return a hardware setting in words: `actor device 0, learner devices 0 and 1, 2 actor threads, ...`."""
+
+    def devices(kind: str, ids: tuple[int, ...]) -> str:
+        noun = "device" if len(ids) == 1 else "devices"
+        return f"{kind} {noun} {' and '.join(filter(None, (', '.join(map(str, ids[:-1])), str(ids[-1]))))}"
+
+    def count(number: int, noun: str) -> str:
+        return f"{number} {noun}{'' if number == 1 else 's'}"
+
+    parts = [
+        *(devices("actor", ids) for ids in [setting.actor_device_ids] if ids),
+        *(devices("learner", ids) for ids in [setting.learner_device_ids] if ids),
+        count(setting.num_actor_threads, "actor thread"),
+        count(setting.cores, "CPU core"),
+        *([count(setting.gpus, "GPU")] if setting.gpus else []),
+        *([f"{setting.processes} processes of this kind"] if setting.processes > 1 else []),
+        *([f"{setting.nodes} nodes"] if setting.nodes > 1 else []),
+        *(f"{name.replace('_', ' ')} {value}" for name, value in setting.flags),
+    ]
+    return ", ".join(parts)
 
 
 def check_systems(runs: Iterable[PlannedRun]) -> None:
@@ -347,13 +406,13 @@ def _decode(path: Path, where: str, data: Any, kind: type[T]) -> T:
 
 def _presets(path: Path, file: _File) -> Mapping[str, _Preset]:
     """Return the sizes of a study: its presets, or the only one."""
-    outside = file.runs is not None or file.minutes is not None or file.answer
+    outside = file.runs is not None or file.minutes is not None
     if file.presets is not None and not outside:
         return file.presets
     if file.runs is not None and file.presets is None:
-        return {DEFAULT_PRESET: _Preset(file.runs, minutes=file.minutes, answer=file.answer)}
+        return {DEFAULT_PRESET: _Preset(file.runs, minutes=file.minutes)}
     raise StudyError(
-        f"{path.name}: needs either [[runs]] or [presets], which have runs, minutes and answer"
+        f"{path.name}: needs either [[runs]] or [presets], which have runs and minutes"
     )
 
 

@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 
 from plots import style
 
-FORMULA = {"color": style.PALETTE[0], "lw": 1.8}
-SIMULATED = {"color": "#222222", "ls": "", "marker": "o", "ms": 4}
+FORMULA = {"color": style.ORANGE, "lw": 1.8}
+SIMULATED = {"color": style.INK, "ls": "", "marker": "o", "ms": 4}
 
 
 def draw(claims: Sequence[tuple[str, str, pd.DataFrame]], source: str) -> Figure:

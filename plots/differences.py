@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from plots import style
 
-COLOURS = {"final": style.PALETTE[2], "area": style.PALETTE[1]}
+COLOURS = {"final": style.BLUE, "area": style.ORANGE}
 LABELS = {"final": "final score", "area": "mean height of the curve"}
 TITLE = 36  # characters of a line
 WIDEST = 5.0  # margins: what lies beyond is drawn at the edge
@@ -47,7 +47,7 @@ def draw(verdicts: pd.DataFrame, source: str = "") -> Figure:
 
 
 def _draw_pair(panel: mpl.axes.Axes, rows: pd.DataFrame) -> None:
-    panel.axvspan(-1, 1, color="#eeeeee", zorder=0)
+    panel.axvspan(-1, 1, color=style.SHADE, zorder=0)
     panel.axvline(0, color=style.GREY, lw=0.8)
     panel.set_xlim(-WIDEST, WIDEST)
     panel.tick_params(axis="y", length=0)

@@ -1,4 +1,4 @@
-"""Aggregate learning curves: a normalised score over all environments, against steps or wall time."""
+"""Aggregate learning curves: a normalised score over all environments, against steps and wall time."""
 
 import matplotlib as mpl
 import pandas as pd
@@ -16,24 +16,29 @@ def draw(
     source: str = "",
     what: str = "normalised score",
 ) -> Figure:
-    """Draw one panel per metric and axis.
+    """Draw one panel per metric and axis; against wall time only where it is known.
 
     Args:
-      curves: rows of `analysis.learning_curves.aggregate_curve_table`: system, setting, metric, axis, x,
-        value, low, high, runs, environments.
-      look: colours and line styles; by default those of a figure that stands alone.
+      curves: rows of `analysis.learning_curves.aggregate_curve_table`: system, setting, metric, step,
+        seconds, value, low, high, runs, environments.
+      look: names, colours and lines; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of the score, such as `human-normalized score`.
     """
     look = look or style.look_for(curves)
-    each = list(curves.groupby(["metric", "axis"], sort=False))
+    each = [
+        (metric, x, frame)
+        for metric, frame in curves.groupby("metric", sort=False)
+        for x in AXES
+        if frame[x].notna().any()
+    ]
     with mpl.rc_context(style.RC):
         figure, axes = style.panels(len(each), height=2.7, per_row=2)
-        for panel, ((metric, axis), frame) in zip(axes, each, strict=True):
+        for panel, (metric, x, frame) in zip(axes, each, strict=True):
             for system, setting in style.rows_of(frame, look):
                 one = frame[(frame["system"] == system) & (frame["setting"] == setting)]
-                draw_curve(panel, one, system, setting, look)
-            panel.set_xlabel(AXES[axis])
+                draw_curve(panel, one, system, setting, look, x)
+            panel.set_xlabel(AXES[x])
             panel.set_ylabel(f"{METRICS[metric]} {what}")
             panel.set_xlim(left=0)
             style.thousands(panel)
@@ -41,6 +46,6 @@ def draw(
         environments = style.counts_text(curves["environments"], "environments")
         note = f"{style.counts_text(curves['runs'])}, {environments}"
         bands = style.bands_text(curves, "95% stratified bootstrap over seeds")
-        ends = "a curve ends when its first run ends"
-        style.source_line(figure, f"{style.sentence(bands, ends)}\n{style.sentence(note, source)}")
+        time = "time: mean of the runs at the same step" if curves["seconds"].notna().any() else ""
+        style.source_line(figure, f"{style.sentence(bands, time)}\n{style.sentence(note, source)}")
     return figure

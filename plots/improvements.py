@@ -24,10 +24,10 @@ def draw(improvements: pd.DataFrame, source: str = "") -> Figure:
                     row.high - row.low,
                     left=row.low,
                     height=0.55,
-                    color=style.PALETTE[2],
+                    color=style.BLUE,
                     alpha=0.6,
                 )
-            panel.plot([row.value] * 2, [position - 0.33, position + 0.33], color="black", lw=1.4)
+            panel.plot([row.value] * 2, [position - 0.33, position + 0.33], color=style.INK, lw=1.4)
         panel.axvline(0.5, color=style.GREY, lw=0.8, ls=(0, (4, 2)))
         labels = [f"{_name(row.x)} over {_name(row.y)}" for row in improvements.itertuples()]
         panel.set_yticks(range(len(improvements)), labels)

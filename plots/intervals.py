@@ -21,19 +21,19 @@ def draw(
     Args:
       aggregates: rows of `analysis.summary.aggregate_frame`: system, setting, metric, value, low, high
         (NaN without an interval), runs, environments, note.
-      look: colours; by default those of a figure that stands alone.
+      look: names and colours; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of the score, such as `human-normalized score`.
     """
     look = look or style.look_for(aggregates)
     with mpl.rc_context(style.RC):
-        rows = style.rows_of(aggregates, look)
+        rows = style.place_rows(aggregates, look)
         figure, axes = style.panels(
-            len(METRICS), height=0.75 + 0.26 * len(rows), header=0.0, per_row=len(METRICS)
+            len(METRICS), height=0.75 + 0.24 * rows.height, header=0.0, per_row=len(METRICS)
         )
         for index, (panel, (metric, label)) in enumerate(zip(axes, METRICS.items(), strict=True)):
             for row in aggregates[aggregates["metric"] == metric].itertuples():
-                position = rows.index((row.system, row.setting))
+                position = rows.at[row.system, row.setting]
                 colour = look.colour(row.system, row.setting)
                 panel.use_sticky_edges = False
                 if np.isfinite(row.low):
@@ -41,15 +41,11 @@ def draw(
                         position, row.high - row.low, left=row.low, height=0.55, color=colour, alpha=0.6
                     )  # fmt: skip
                 ends = [position - 0.33, position + 0.33]
-                panel.plot([row.value] * 2, ends, color="black", lw=1.4)
+                panel.plot([row.value] * 2, ends, color=style.INK, lw=1.4)
                 if not np.isfinite(row.low):
                     panel.plot(row.value, position, look.marker(row.system), color=colour, ms=6)
             panel.set_title(label[0].upper() + label[1:])
-            labels = [style.row_label(system, setting, look) for system, setting in rows]
-            panel.set_yticks(range(len(rows)), labels if index == 0 else [""] * len(rows))
-            panel.set_ylim(len(rows) - 0.4, -0.6)
-            panel.tick_params(axis="y", length=0)
-            panel.grid(axis="y", visible=False)
+            style.label_rows(panel, rows, look, first=index == 0)
             panel.margins(x=0.12)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
         with_interval = aggregates["low"].notna().any()

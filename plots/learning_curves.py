@@ -1,4 +1,4 @@
-"""Learning curves: return against steps or against wall time, with bands over seeds."""
+"""Learning curves: return against steps or against wall time, with the single runs and bands over seeds."""
 
 import matplotlib as mpl
 import numpy as np
@@ -6,12 +6,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.bootstrap import FEW_RUNS
 from plots import style
 
 MARKS = 4  # number of markers on a curve
 # Shift of the markers from one system to the next: the golden ratio spreads any number of systems.
 SHIFT = (5**0.5 - 1) / 2
-AXES = {"step": "agent steps", "time": "wall time (s)"}
+AXES = {"step": "agent steps", "seconds": "wall time (s)"}
+MANY = 12  # environments, beyond which panels are small
+SMALL_PER_ROW = 7
 
 
 def draw(
@@ -19,61 +22,117 @@ def draw(
     look: style.Look | None = None,
     source: str = "",
     what: str = "episodic return",
+    x: str = "step",
+    runs: pd.DataFrame | None = None,
 ) -> Figure:
     """Draw one panel per environment.
 
     Args:
-      curves: rows of `analysis.learning_curves.curve_table`: system, setting, env_id, axis (one for all),
-        x, value, low, high, runs.
-      look: colours and line styles; by default those of a figure that stands alone.
+      curves: rows of `analysis.learning_curves.curve_table`: system, setting, env_id, step, seconds, value,
+        low, high, runs.
+      look: names, colours and lines; by default those of a figure that stands alone.
       source: short description of the data's origin.
-      what: name of the value.
+      what: name of the value; a loss has a logarithmic axis.
+      x: column on the x axis, one of `AXES`.
+      runs: rows of `analysis.learning_curves.run_table`, drawn thin.
     """
     look = look or style.look_for(curves)
-    axis = curves["axis"].iloc[0]
     with mpl.rc_context(style.RC):
         environments = sorted(curves["env_id"].unique())
-        figure, axes = style.panels(len(environments), height=2.5)
+        small = len(environments) > MANY
+        per_row = SMALL_PER_ROW if small else style.PANELS_PER_ROW
+        figure, axes = style.panels(len(environments), 1.05 if small else 2.5, per_row=per_row)
         for panel, env_id in zip(axes, environments, strict=True):
             here = curves[curves["env_id"] == env_id]
+            if runs is not None:
+                _draw_runs(panel, runs[runs["env_id"] == env_id], look, x)
             for (setting, system), curve in sorted(
                 here.groupby(["setting", "system"], observed=True),
                 key=lambda item: look.settings.index(item[0][0]),
             ):
-                draw_curve(panel, curve, system, setting, look)
+                draw_curve(panel, curve, system, setting, look, x, small)
             panel.set_title(env_id)
-            panel.set_xlabel(AXES[axis])
+            panel.set_xlabel(AXES[x])
             panel.set_xlim(left=0)
             style.thousands(panel)
-        for panel in axes[:: style.PANELS_PER_ROW]:
+            if what.endswith("loss"):
+                panel.set_yscale("log")
+            if small:
+                _shrink(panel)
+        if small:
+            figure.supylabel(what, fontsize=8)
+        for panel in [] if small else axes[::per_row]:
             panel.set_ylabel(what)
         style.systems_and_settings_legend(figure, look, curves)
-        bands = style.bands_text(curves, "95% bootstrap over seeds")
-        style.source_line(figure, style.sentence(style.seeds_text(curves["runs"]), bands, source))
+        bands = style.bands_text(curves[curves["runs"] >= FEW_RUNS], "95% bootstrap over seeds")
+        thin = "thin: single runs" if _has_several(runs) else ""
+        counts = style.seeds_text(curves["runs"])
+        axis = AXES[x] if small else ""
+        style.source_line(figure, style.sentence(axis, counts, bands, thin, source))
     return figure
 
 
 def draw_curve(
-    panel: Axes, curve: pd.DataFrame, system: str, setting: str, look: style.Look
+    panel: Axes,
+    curve: pd.DataFrame,
+    system: str,
+    setting: str,
+    look: style.Look,
+    x: str = "step",
+    small: bool = False,
 ) -> None:
-    """Draw one curve with its band (x, value, low, high; NaN without a band)."""
+    """Draw one curve with its band.
+
+    Args:
+      panel: the panel.
+      curve: rows with the column of x, and value, low, high (NaN without a band), runs.
+      system: whose colour and marker it has.
+      setting: whose line it has.
+      look: names, colours and lines.
+      x: column on the x axis.
+      small: without markers, in a small panel.
+    """
     colour, how = look.colour(system, setting), look.setting(setting)
-    x, value, low, high = (curve[name].to_numpy(float) for name in ("x", "value", "low", "high"))
-    if np.isfinite(low).any():
-        panel.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
-    marks = _marks(value, look.systems.index(system)) if how.filled else []
+    at, value, low, high = (curve[name].to_numpy(float) for name in (x, "value", "low", "high"))
+    if np.isfinite(low).any() and curve["runs"].max() >= FEW_RUNS:
+        panel.fill_between(at, low, high, color=colour, alpha=0.13, linewidth=0)
+    marks = _marks(value, look.systems.index(system)) if how.filled and not small else []
     panel.plot(
-        x,
+        at,
         value,
         color=colour,
         ls=how.linestyle,
-        lw=how.linewidth,
+        lw=how.linewidth * (0.6 if small else 1.0),
         alpha=how.alpha,
         marker=look.marker(system),
         ms=4.5,
         markevery=marks,
         solid_capstyle="butt",
     )
+
+
+def _draw_runs(panel: Axes, runs: pd.DataFrame, look: style.Look, x: str) -> None:
+    """Draw the single runs of systems and settings that have several."""
+    for (system, setting), group in runs.groupby(["system", "setting"], observed=True):
+        if group["run"].nunique() > 1:
+            colour = look.colour(system, setting)
+            for _, run in group.groupby("run", sort=False):
+                panel.plot(run[x], run["value"], color=colour, lw=0.5, alpha=0.35, zorder=1.5)
+
+
+def _has_several(runs: pd.DataFrame | None) -> bool:
+    if runs is None or not len(runs):
+        return False
+    names = ["system", "setting", "env_id"]
+    return bool((runs.groupby(names, observed=True)["run"].nunique() > 1).any())
+
+
+def _shrink(panel: Axes) -> None:
+    panel.set_title(panel.get_title().removesuffix("-v5"), fontsize=6.5, pad=2)
+    panel.set_xlabel("")
+    panel.tick_params(labelsize=5, length=2, pad=1)
+    panel.xaxis.get_major_locator().set_params(nbins=2)
+    panel.yaxis.get_major_locator().set_params(nbins=3)
 
 
 def _marks(value: np.ndarray, index: int) -> list[int]:

@@ -1,61 +1,94 @@
 """Policy lag: the age, in versions, of the policy that collected the learner's data."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from plots import style
 
-HEIGHT = 0.78  # height of a bar with all rollouts, relative to a row
+ROW = 0.42  # inches
+HEIGHT = 0.66  # of a bar with all rollouts, relative to a row
 BINS = 20
 RARE = 0.02  # share of a row's rollouts at each end that does not extend the axis
 
 
+class Reference(NamedTuple):
+    """Values to compare the mean of each row with: a prediction, or what a paper reports.
+
+    Attributes:
+      label: in the legend.
+      marker: its marker.
+      values: (system, setting, env_id) -> value.
+    """
+
+    label: str
+    marker: str
+    values: dict[tuple[str, str, str], float]
+
+
 def draw(
-    shares: pd.DataFrame, look: style.Look, source: str, what: str = "policy lag (versions)"
+    shares: pd.DataFrame,
+    look: style.Look,
+    source: str,
+    what: str = "policy lag (versions)",
+    references: Sequence[Reference] = (),
 ) -> Figure:
     """Draw one panel per environment, one row per system and setting.
 
     Args:
       shares: system, setting, env_id, value (policy lag, or another count of versions), share (of the
         rollouts), runs.
-      look: colours and line styles.
+      look: names and colours.
       source: short description of the data's origin.
       what: name of the value.
+      references: marked beside the mean.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(shares["env_id"].unique())
-        rows = style.rows_of(shares, look)
-        figure, axes = style.panels(len(environments), height=0.8 + 0.3 * len(rows))
+        rows = style.place_rows(shares, look)
+        figure, axes = style.panels(
+            len(environments), 0.8 + ROW * rows.height, header=0.3 if references else 0.0
+        )
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             here = shares[shares["env_id"] == env_id]
-            edges = _edges(here)
+            edges = _edges(here, [v for r in references for v in r.values.values()])
             for (system, setting), one in here.groupby(["system", "setting"], observed=True):
-                _draw_row(panel, one, edges, rows.index((system, setting)), look)
+                position = rows.at[system, setting]
+                mean = _draw_row(panel, one, edges, position, look)
+                panel.plot(mean, position + 0.5, "|", color=style.INK, ms=11, mew=1.6)
+                for reference in references:
+                    value = reference.values.get((system, setting, env_id))
+                    if value is not None:
+                        panel.plot(value, position + 0.5, reference.marker, **_mark())
             panel.set_title(env_id)
             panel.set_xlabel(what)
-            panel.set_xlim(edges[0] - 0.2, edges[-1] + 0.35 * (edges[-1] - edges[0]))
+            panel.set_xlim(edges[0] - 0.2, edges[-1] + 0.42 * (edges[-1] - edges[0]))
             panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-            labels = [f"{system}\n{setting}" for system, setting in rows]
             first = index % style.PANELS_PER_ROW == 0
-            positions = np.arange(len(rows)) + 0.6
-            panel.set_yticks(positions, labels if first else [""] * len(rows), fontsize=7)
-            panel.set_ylim(len(rows) + 0.1, 0)
-            panel.tick_params(axis="y", length=0)
-            panel.grid(axis="y", visible=False)
-        style.source_line(
-            figure,
-            style.sentence(
-                "height: share of rollouts; right: mean", style.seeds_text(shares["runs"]), source
-            ),
-        )
+            style.label_rows(panel, rows, look, first=first, middle=0.2)
+        if references:
+            handles = [Line2D([], [], ls="", marker="|", color=style.INK, ms=11, mew=1.6)]
+            handles += [Line2D([], [], ls="", marker=one.marker, **_mark()) for one in references]
+            style.legend(figure, handles, ["mean, measured", *(one.label for one in references)])
+        words = "height: share of the rollouts; the number is that of the highest bar"
+        counts = style.seeds_text(shares["runs"])
+        style.source_line(figure, style.sentence(words, counts, source))
     return figure
 
 
-def _edges(shares: pd.DataFrame) -> np.ndarray:
+def _mark() -> dict:
+    return {"color": style.INK, "mfc": "none", "ms": 6, "mew": 1.1}
+
+
+def _edges(shares: pd.DataFrame, others: Sequence[float]) -> np.ndarray:
     """Return bins of one version each, or wider ones where the values spread far."""
-    ends = []
+    ends = [np.array([value for value in others if np.isfinite(value)])]
     for _, row in shares.groupby(["system", "setting"], observed=True):
         ordered = row.sort_values("value")
         reached = ordered["share"].cumsum() / ordered["share"].sum()
@@ -66,24 +99,34 @@ def _edges(shares: pd.DataFrame) -> np.ndarray:
     return np.arange(low - 0.5, high + 0.5 + width, width)
 
 
-def _draw_row(panel, shares: pd.DataFrame, edges: np.ndarray, row: int, look: style.Look) -> None:  # noqa: ANN001
+def _draw_row(
+    panel: Axes, shares: pd.DataFrame, edges: np.ndarray, row: float, look: style.Look
+) -> float:
+    """Draw the bars of a row, and return its mean."""
     values, weights = shares["value"].to_numpy(float), shares["share"].to_numpy(float)
     # the outermost bar includes rare values beyond the axis
     heights, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges, weights=weights)
-    baseline = row + 1.0
+    heights = heights / max(weights.sum(), 1e-12)
+    baseline = row + 0.5
     system, setting = shares["system"].iloc[0], shares["setting"].iloc[0]
-    panel.axhline(baseline, color="#bbbbbb", lw=0.6)
+    panel.axhline(baseline, color=style.LINE, lw=0.6)
+    middles = (edges[:-1] + edges[1:]) / 2
     panel.bar(
-        (edges[:-1] + edges[1:]) / 2,
-        -heights * HEIGHT / max(weights.sum(), 1e-12),
+        middles,
+        -heights * HEIGHT,
         width=np.diff(edges) * 0.9,
         bottom=baseline,
         color=look.colour(system, setting),
-        edgecolor="white",
-        hatch=look.setting(setting).hatch,
+        alpha=0.55,
     )
+    highest = int(np.argmax(heights))
+    panel.text(
+        middles[highest], baseline - heights[highest] * HEIGHT - 0.03, f"{heights[highest]:.0%}",
+        ha="center", va="bottom", fontsize=6, color=style.GREY,
+    )  # fmt: skip
     mean = float(np.average(values, weights=weights))
     panel.text(
-        0.99, baseline - 0.35, f"{mean:.2f}", ha="right", va="center", fontsize=7,
+        0.99, baseline - 0.3, f"mean {mean:.2f}", ha="right", va="center", fontsize=7,
         transform=panel.get_yaxis_transform(),
     )  # fmt: skip
+    return mean

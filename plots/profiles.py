@@ -18,7 +18,7 @@ def draw(
 
     Args:
       profiles: rows of `analysis.summary.profiles`: system, setting, tau, value, low, high, runs.
-      look: colours and line styles; by default those of a figure that stands alone.
+      look: names, colours and lines; by default those of a figure that stands alone.
       source: short description of the data's origin.
       what: name of tau, such as `human-normalized score`.
     """
@@ -27,7 +27,7 @@ def draw(
         figure, (panel,) = style.panels(1, height=3.0)
         for system, setting in style.rows_of(profiles, look):
             one = profiles[(profiles["system"] == system) & (profiles["setting"] == setting)]
-            draw_curve(panel, one.rename(columns={"tau": "x"}), system, setting, look)
+            draw_curve(panel, one, system, setting, look, "tau")
         panel.set_xlabel(f"{what} (tau)")
         panel.set_ylabel("share of runs above tau")
         panel.set_ylim(0, 1.02)

@@ -3,10 +3,10 @@
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from plots import style
-from plots.final_scores import label_rows, row_positions
+
+ROW = 0.2  # inches
 
 
 def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
@@ -14,50 +14,29 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
 
     Args:
       speeds: system, setting, env_id, sps (mean), runs, and each (the speeds of the single runs).
-      look: colours and line styles.
+      look: names and colours.
       source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(speeds["env_id"].unique())
-        rows = row_positions(speeds, look)
-        figure, axes = style.panels(len(environments), height=0.8 + 0.2 * len(rows))
+        rows = style.place_rows(speeds, look)
+        figure, axes = style.panels(len(environments), 0.8 + ROW * rows.height, header=0.1)
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             here = speeds[speeds["env_id"] == env_id]
             largest = max((max(each, default=0.0) for each in here["each"]), default=1.0)
             for row in here.itertuples():
-                position = rows[row.system, row.setting]
-                panel.barh(
-                    position,
-                    row.sps,
-                    height=0.85,
-                    color=look.colour(row.system, row.setting),
-                    edgecolor="white",
-                    hatch=look.setting(row.setting).hatch,
-                )
-                panel.plot(list(row.each), [position] * len(row.each), ".", color="#222222", ms=3)
-                panel.text(
-                    max(row.sps, *row.each) + largest * 0.03,
-                    position,
-                    style.short_number(row.sps),
-                    va="center",
-                    fontsize=7,
-                )
+                position = rows.at[row.system, row.setting]
+                colour = look.colour(row.system, row.setting)
+                panel.barh(position, row.sps, height=0.8, color=colour, alpha=0.55)
+                panel.plot(list(row.each), [position] * len(row.each), ".", color=style.INK, ms=3)
+                end = max(row.sps, *row.each) + largest * 0.03
+                panel.text(end, position, style.short_number(row.sps), va="center", fontsize=7)
             panel.set_title(env_id)
             panel.set_xlabel("steps per second")
             panel.set_xlim(0, largest * 1.22)
             style.thousands(panel)
             panel.xaxis.get_major_locator().set_params(nbins=5)
-            label_rows(panel, rows, first=index % style.PANELS_PER_ROW == 0)
-        handles = [
-            Patch(
-                facecolor=look.colour(look.systems[0], setting)
-                if len(look.systems) == 1
-                else "#999999",
-                edgecolor="white",
-                hatch=look.setting(setting).hatch,
-            )
-            for setting in look.settings
-        ]
-        style.legend(figure, handles, look.settings)
-        style.source_line(figure, style.sentence(style.seeds_text(speeds["runs"]), source))
+            style.label_rows(panel, rows, look, first=index % style.PANELS_PER_ROW == 0)
+        counts = style.seeds_text(speeds["runs"])
+        style.source_line(figure, style.sentence("dots: seeds", counts, source))
     return figure

@@ -26,7 +26,7 @@ def draw(
     Args:
       speeds: rows of `analysis.speed.speed_by`: system, env_id, x (> 0), sps (mean), runs, each (the
         speeds of the single runs), and optionally `ideal` (steps per second) or `speedup` (over a baseline).
-      look: colours and markers.
+      look: names, colours and markers.
       source: short description of the data's origin.
       what: label of the x axis.
       ideal: label of the line of `ideal`; '' for no such line.
@@ -39,12 +39,12 @@ def draw(
             here = speeds[speeds["env_id"] == env_id]
             for system, one in here.groupby("system", observed=True):
                 one = one.sort_values("x")
-                colour = look.colour(system, look.settings[0])
+                colour = look.colour(system)
                 if ideal:
                     panel.plot(one["x"], one["ideal"], **IDEAL)
                 panel.plot(one["x"], one["sps"], color=colour, marker=look.marker(system), ms=4)
                 for row in one.itertuples():
-                    panel.plot([row.x] * len(row.each), row.each, ".", color="#222222", ms=3)
+                    panel.plot([row.x] * len(row.each), row.each, ".", color=style.INK, ms=3)
                     panel.annotate(
                         _note(row, bool(ideal)), (row.x, row.sps), (0, -8), textcoords="offset points",
                         ha="center", va="top", fontsize=7,
@@ -58,13 +58,12 @@ def draw(
             panel.set_title(env_id)
             panel.set_xlabel(what)
             panel.set_ylabel(y)
-        systems = sorted(speeds["system"].unique())
+        systems = [one for one in look.systems if one in set(speeds["system"])]
         handles = [
-            Line2D([], [], color=look.colour(s, look.settings[0]), marker=look.marker(s), ms=4)
-            for s in systems
+            Line2D([], [], color=look.colour(s), marker=look.marker(s), ms=4) for s in systems
         ]
         handles += [Line2D([], [], **IDEAL)] if ideal else []
-        style.legend(figure, handles, [*systems, *([ideal] if ideal else [])])
+        style.legend(figure, handles, [*map(look.name, systems), *([ideal] if ideal else [])])
         style.source_line(figure, style.sentence(style.seeds_text(speeds["runs"]), source))
     return figure
 

@@ -1,13 +1,14 @@
-"""Style of all figures: colours, line styles, sizes, captions, file formats.
+"""Style of all figures: the looks of systems and settings, sizes, captions, file formats.
 
-Each system has a colour (and a marker, for print without colour), each hardware setting a line style. If
-there is only one system, its settings also have colours. Curves of settings that agree coincide, so the
-first setting is drawn wide and pale and the others thin and dark on top of it: both remain visible.
+A system has the same name, colour and marker on every figure. Its hardware settings have its colour and
+differ in their line; rows of bars and dots are labelled with them. SVG files have a second set of colours,
+which browsers use in the dark.
 """
 
 import io
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,16 +23,75 @@ from matplotlib.ticker import FuncFormatter
 from analysis.tables import UNKNOWN
 from cleanba.record import replace_file
 
-# Okabe and Ito's colour-blind-safe palette, without yellow.
-PALETTE = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#000000")
-# One more than colours: the eighth system has the first colour, but its own marker.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-GREY = "#777777"
+# Colours on white -> the same on the background of dark pages. Each has a contrast of at least 4.5:1, and
+# those of systems are at least 8 apart in CIELAB for people with normal sight, protanopia and deuteranopia.
+BLUE, CYAN, ORANGE, OLIVE = "#1250d4", "#0078a8", "#b3560e", "#4d4708"
+GREEN, PURPLE, PINK, INK, SLATE = "#2f7a4b", "#6a1fa8", "#a12f60", "#1c1e21", "#6f757c"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, CYAN, PINK, INK, OLIVE, SLATE)
+GREY, LINE, GRID, SHADE, PAPER = "#5c636b", "#a9afb6", "#e4e4e4", "#eeeeee", "#ffffff"
+DARK = {
+    BLUE: "#7fb0ff", CYAN: "#5fa3b5", ORANGE: "#ff7a3d", OLIVE: "#f0d85a", GREEN: "#7ce8a4",
+    PURPLE: "#b46cff", PINK: "#ff4f7b", INK: "#e6e8ea", SLATE: "#878d95", GREY: "#a2a9b1",
+    LINE: "#5a6169", GRID: "#2c3136", SHADE: "#24282d", PAPER: "#16181b",
+}  # fmt: skip
+
+SHADES = 6  # of a colour, for the settings of a single system
+
+
+def shade(colour: str, step: int, dark: bool = False) -> str:
+    """Return a colour mixed with black, or with white in the dark: 0 is the colour itself."""
+    share = 0.8 * step / (SHADES - 1)
+    towards = 255 if dark else 0
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + share * (towards - part)):02x}" for part in parts)
+
+
+DARK |= {
+    shade(colour, step): shade(DARK[colour], step, dark=True)
+    for colour in PALETTE
+    for step in range(1, SHADES)
+}
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "h")
+
+
+class SystemLook(NamedTuple):
+    """The look of a system."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+SYSTEMS: Mapping[str, SystemLook] = {
+    "cleanba_ppo": SystemLook("Cleanba PPO", BLUE, "o"),
+    "cleanba_ppo-sync": SystemLook("Cleanba PPO (synchronous)", CYAN, "s"),
+    "cleanba_impala": SystemLook("Cleanba IMPALA", ORANGE, "^"),
+    "cleanba_impala-sync": SystemLook("Cleanba IMPALA (synchronous)", OLIVE, "v"),
+    "cleanrl_ppo": SystemLook("CleanRL PPO", INK, "D"),
+    "monobeast": SystemLook("monobeast IMPALA", PURPLE, "P"),
+    "moolib": SystemLook("moolib IMPALA", GREEN, "X"),
+    "hts_rl_ppo": SystemLook("HTS-RL PPO", PINK, "*"),
+    "hts_rl_ppo-sync": SystemLook("HTS-RL PPO (synchronous)", OLIVE, "p"),
+    "hts_rl_a2c": SystemLook("HTS-RL A2C", GREEN, "h"),
+    "hts_rl_a2c-sync": SystemLook("HTS-RL A2C (synchronous)", CYAN, "D"),
+    "schemes_ppo-single-threaded": SystemLook("PPO, one thread", INK, "o"),
+    "schemes_ppo-dppo": SystemLook("PPO, DPPO", BLUE, "s"),
+    "schemes_ppo-ddppo": SystemLook("PPO, DD-PPO", CYAN, "^"),
+    "schemes_ppo-appo": SystemLook("PPO, APPO", GREEN, "D"),
+    "schemes_ppo-impala": SystemLook("PPO, IMPALA's scheme", PURPLE, "v"),
+    "schemes_ppo-rapid": SystemLook("PPO, Rapid", ORANGE, "P"),
+    "schemes_ppo-async-rapid": SystemLook("PPO, asynchronous Rapid", PINK, "X"),
+    "schemes_impala-single-threaded": SystemLook("IMPALA, one thread", SLATE, "*"),
+    "schemes_impala-impala": SystemLook("IMPALA, IMPALA's scheme", OLIVE, "h"),
+    "schemes_sac-single-threaded": SystemLook("SAC, one thread", BLUE, "p"),
+}
 
 WIDTH = 8.0  # inches
 PANELS_PER_ROW = 3
 DPI = 200
 CHARACTERS_PER_INCH = 17  # of a caption: DejaVu Sans at 7 points, with room for wide letters
+HEADING = 0.9  # rows that the name of a system takes above its settings
 
 RC = {
     "font.size": 8,
@@ -39,14 +99,19 @@ RC = {
     "axes.titlesize": 9,
     "axes.labelsize": 8,
     "legend.fontsize": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "hatch.linewidth": 0.6,
     "svg.fonttype": "path",
     "svg.hashsalt": "cleanba",  # the same figure gives the same bytes
     "text.parse_math": False,  # show dollar signs in names literally
@@ -54,49 +119,77 @@ RC = {
 
 
 class SettingStyle(NamedTuple):
-    """The line style of a hardware setting."""
+    """The line of a hardware setting."""
 
     linestyle: str | tuple
     linewidth: float
     alpha: float
     filled: bool
-    hatch: str
 
 
+# Curves of settings that agree coincide. The first is wide and pale, and the others lie on it, so that both
+# remain visible.
 SETTING_STYLES = (
-    SettingStyle("-", 3.4, 0.45, True, ""),
-    SettingStyle((0, (4, 2)), 1.3, 1.0, False, "////"),
-    SettingStyle((0, (1, 1.5)), 1.5, 1.0, False, "...."),
-    SettingStyle((0, (6, 2, 1, 2)), 1.2, 1.0, False, "xxxx"),
-    SettingStyle("-", 0.8, 1.0, False, "----"),
+    SettingStyle("-", 3.4, 0.45, True),
+    SettingStyle((0, (4, 2)), 1.3, 1.0, False),
+    SettingStyle((0, (1, 1.5)), 1.5, 1.0, False),
+    SettingStyle((0, (6, 2, 1, 2)), 1.2, 1.0, False),
+    SettingStyle("-", 0.8, 1.0, False),
 )
 
 
-ONLY_SETTING = SettingStyle("-", 1.8, 1.0, True, "")  # a single setting needs no wide pale line
+ONLY_SETTING = SettingStyle("-", 1.8, 1.0, True)  # a single setting needs no wide pale line
 
 
 class Look(NamedTuple):
-    """Assignment of colours to systems and of line styles to settings, for all figures of a page."""
+    """The looks of the systems and settings of a page.
+
+    Attributes:
+      systems: in the order of rows and legends.
+      settings: likewise.
+    """
 
     systems: tuple[str, ...]
     settings: tuple[str, ...]
 
-    def colour(self, system: str, setting: str) -> str:
-        """Return the colour of a system, or of a setting if there is only one system."""
-        index = self.systems.index(system)
-        if len(self.systems) == 1:
-            index = self.settings.index(setting)
-        return PALETTE[index % len(PALETTE)]
+    def name(self, system: str) -> str:
+        """Return the display name of a system."""
+        return name_of(system)
+
+    def colour(self, system: str, setting: str = "") -> str:
+        """Return the colour of a system; settings of a single system are its shades."""
+        colour = self._of(system).colour
+        if len(self.systems) > 1 or setting not in self.settings:
+            return colour
+        last = max(len(self.settings) - 1, 1)
+        return shade(colour, round(self.settings.index(setting) * (SHADES - 1) / last))
 
     def marker(self, system: str) -> str:
         """Return the marker of a system."""
-        return MARKERS[self.systems.index(system) % len(MARKERS)]
+        return self._of(system).marker
 
     def setting(self, setting: str) -> SettingStyle:
-        """Return the style of a hardware setting."""
+        """Return the line of a hardware setting."""
         if len(self.settings) == 1:
             return ONLY_SETTING
         return SETTING_STYLES[self.settings.index(setting) % len(SETTING_STYLES)]
+
+    def _of(self, system: str) -> SystemLook:
+        """Return the look of a system; other people's systems share what is left, in their order."""
+        if system in SYSTEMS:
+            return SYSTEMS[system]
+        known = [SYSTEMS[one] for one in self.systems if one in SYSTEMS]
+        taken = {look.colour for look in known}
+        free = [colour for colour in PALETTE if colour not in taken] or PALETTE
+        markers = [one for one in MARKERS if one not in {look.marker for look in known}] or MARKERS
+        index = [one for one in self.systems if one not in SYSTEMS].index(system)
+        marker = markers[(index + index // len(free)) % len(markers)]  # else pairs repeat soon
+        return SystemLook(system, free[index % len(free)], marker)
+
+
+def name_of(system: str) -> str:
+    """Return the display name of a system; of other people's systems, the name in their records."""
+    return SYSTEMS[system].name if system in SYSTEMS else system
 
 
 class Saved(NamedTuple):
@@ -113,8 +206,15 @@ def look_for(frame: pd.DataFrame) -> Look:
 
 
 def look_of(systems: Iterable[str], settings: Iterable[str]) -> Look:
-    """Give every system a colour and every setting a line style."""
-    return Look(tuple(sorted(set(systems))), tuple(sorted(set(settings), key=setting_order)))
+    """Return the look of systems and settings: known systems first, in the order of `SYSTEMS`."""
+    known = list(SYSTEMS)
+
+    def order(name: str) -> tuple[int, str]:
+        return (known.index(name) if name in SYSTEMS else len(known), name)
+
+    return Look(
+        tuple(sorted(set(systems), key=order)), tuple(sorted(set(settings), key=setting_order))
+    )
 
 
 def rows_of(frame: pd.DataFrame, look: Look) -> list[tuple[str, str]]:
@@ -124,8 +224,69 @@ def rows_of(frame: pd.DataFrame, look: Look) -> list[tuple[str, str]]:
 
 
 def setting_order(name: str) -> tuple:
-    """Return the sort key of settings: shorter names, which have fewer devices, come first."""
-    return (len(name), name)
+    """Return the sort key of settings: numbers by value, and first those with fewer of them."""
+    parts = re.split(r"(\d+)", name)
+    return (len(parts), *((1, int(one), "") if one.isdigit() else (0, 0, one) for one in parts))
+
+
+class Rows(NamedTuple):
+    """The rows of a figure with one row per system and setting.
+
+    Attributes:
+      at: position of each row, downwards.
+      headings: systems that have a heading, and its position.
+    """
+
+    at: Mapping[tuple[str, str], float]
+    headings: Mapping[str, float]
+
+    @property
+    def height(self) -> float:
+        """Return the height of all rows."""
+        return max(self.at.values()) + 1
+
+
+def place_rows(frame: pd.DataFrame, look: Look, per_row: float = 1.0) -> Rows:
+    """Return the rows of a table; where there are several settings, systems are headings of theirs.
+
+    Args:
+      frame: with columns system and setting.
+      look: the order.
+      per_row: height of a row.
+    """
+    at, headings, position = {}, {}, 0.0
+    for system, setting in rows_of(frame, look):
+        if len(look.settings) > 1 and len(look.systems) > 1 and system not in headings:
+            position += (0.35 if at else 0.0) + HEADING
+            headings[system] = position - HEADING
+        at[system, setting] = position
+        position += per_row
+    return Rows(at, headings)
+
+
+def label_rows(panel: Axes, rows: Rows, look: Look, first: bool, middle: float = 0.0) -> None:
+    """Label the rows with systems and settings, on the first panel of a row only.
+
+    Args:
+      panel: the panel.
+      rows: of `place_rows`.
+      look: the names.
+      first: whether the panel is the first of its row.
+      middle: of a row, from its position.
+    """
+    labels = {
+        position + middle: setting if len(look.settings) > 1 else look.name(system)
+        for (system, setting), position in rows.at.items()
+    }
+    labels |= {position: look.name(system) for system, position in rows.headings.items()}
+    panel.set_yticks(
+        list(labels), list(labels.values()) if first else [""] * len(labels), fontsize=7
+    )
+    for tick, position in zip(panel.get_yticklabels(), labels, strict=True):
+        tick.set_fontweight("bold" if position in rows.headings.values() else "normal")
+    panel.set_ylim(max(rows.at.values()) + 2 * middle + 0.6, -0.7)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="y", visible=False)
 
 
 def panels(
@@ -149,39 +310,23 @@ def panels(
     return figure, axes[:count]
 
 
-def systems_and_settings_legend(
-    figure: Figure, look: Look, drawn: pd.DataFrame, lines: bool = True
-) -> None:
-    """Put a legend of the drawn systems (colours) and settings (line styles) above the panels."""
-    one_system = len(look.systems) == 1
+def systems_and_settings_legend(figure: Figure, look: Look, drawn: pd.DataFrame) -> None:
+    """Put a legend of the drawn systems (colours) and settings (lines) above the panels."""
     systems = [system for system in look.systems if system in set(drawn["system"])]
     settings = [setting for setting in look.settings if setting in set(drawn["setting"])]
-    if systems and look.settings == (UNKNOWN,):
+    if look.settings == (UNKNOWN,) or (len(look.settings) == 1 and systems):
         settings = []
-    if one_system and len(look.settings) > 1:
-        systems = []
     handles = [
-        Line2D(
-            [], [], color=look.colour(system, look.settings[0]), lw=2.2, marker=look.marker(system), ms=4.5
-        )
+        Line2D([], [], color=look.colour(system), lw=2.2, marker=look.marker(system), ms=4.5)
         for system in systems
-    ]  # fmt: skip
+    ]
     for setting in settings:
-        style = look.setting(setting)
-        colour = look.colour(look.systems[0], setting) if one_system else "#444444"
+        line = look.setting(setting)
+        colour = look.colour(systems[0], setting) if len(look.systems) == 1 else GREY
         handles.append(
-            Line2D([], [], color=colour, ls=style.linestyle, lw=style.linewidth, alpha=style.alpha)
-            if lines
-            else Line2D(
-                [],
-                [],
-                color=colour,
-                ls="",
-                marker="o",
-                mfc=colour if style.filled else "white",
-            )
+            Line2D([], [], color=colour, ls=line.linestyle, lw=line.linewidth, alpha=line.alpha)
         )
-    legend(figure, handles, [*systems, *settings], "" if systems else look.systems[0])
+    legend(figure, handles, [*map(look.name, systems), *settings])
 
 
 def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str = "") -> None:
@@ -212,7 +357,7 @@ def seeds_text(counts: Iterable[int]) -> str:
         return ""
     low, high = values[0], values[-1]
     word = "seed" if high == 1 else "seeds"
-    return f"{high} {word}" if low == high else f"{low} to {high} {word}"
+    return f"{low} {word}" if low == high else f"{low} to {high} {word}"
 
 
 def counts_text(counts: Iterable[float], what: str = "runs") -> str:
@@ -236,8 +381,10 @@ def bands_text(drawn: pd.DataFrame, what: str) -> str:
 
 
 def row_label(system: str, setting: str, look: Look) -> str:
-    """Return the label of a row: the system alone if there is only one setting."""
-    return system if len(look.settings) == 1 else f"{system}, {setting}"
+    """Return the label of a row: the system alone if there is only one setting, and vice versa."""
+    if len(look.settings) == 1:
+        return look.name(system)
+    return setting if len(look.systems) == 1 else f"{look.name(system)}, {setting}"
 
 
 def thousands(axis: Axes) -> None:
@@ -261,13 +408,28 @@ def lay_out(figure: Figure) -> None:
 
 
 def save(figure: Figure, folder: Path, name: str) -> Saved:
-    """Save a figure as PNG and SVG; the same figure gives the same bytes."""
+    """Save a figure as PNG, on white, and as SVG, transparent; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     with mpl.rc_context(RC):
         lay_out(figure)
-        for path, metadata in ((png, {"Software": None}), (svg, {"Date": None, "Creator": None})):
-            content = io.BytesIO()
-            figure.savefig(content, format=path.suffix[1:], metadata=metadata)
-            replace_file(path, content.getvalue())
+        content = io.BytesIO()
+        figure.savefig(content, format="png", metadata={"Software": None}, facecolor=PAPER)
+        replace_file(png, content.getvalue())
+        content, metadata = io.BytesIO(), {"Date": None, "Creator": None}
+        figure.savefig(content, format="svg", metadata=metadata, facecolor="none")
+        replace_file(svg, _with_dark_colours(content.getvalue().decode()))
     return Saved(name, png, svg)
+
+
+def _with_dark_colours(svg: str) -> str:
+    """Return an SVG figure with a style sheet that replaces its colours in the dark."""
+    rules = [
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+        if f"{what}: {light}" in svg
+    ]
+    sheet = f"<style>@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    start = svg.index(">", svg.index("<svg")) + 1
+    return svg[:start] + sheet + svg[start:]

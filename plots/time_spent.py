@@ -16,19 +16,18 @@ class Activity(NamedTuple):
     column: str
     label: str
     colour: str
-    hatch: str = ""
 
 
 ACTORS = (
-    Activity("environment", "environments", "#0072B2"),
-    Activity("inference", "inference", "#56B4E9"),
-    Activity("actor_waiting", "waiting for the other side", "#D55E00", "////"),
-    Activity("actor_other", "other", "#cccccc"),
+    Activity("environment", "environments", style.BLUE),
+    Activity("inference", "inference", style.CYAN),
+    Activity("actor_waiting", "waiting for the other side", style.ORANGE),
+    Activity("actor_other", "other", style.LINE),
 )
 LEARNER = (
-    Activity("training", "training", "#009E73"),
-    Activity("learner_waiting", "waiting for the other side", "#D55E00", "////"),
-    Activity("learner_other", "other", "#cccccc"),
+    Activity("training", "training", style.GREEN),
+    Activity("learner_waiting", "waiting for the other side", style.ORANGE),
+    Activity("learner_other", "other", style.LINE),
 )
 
 
@@ -38,28 +37,25 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
     Args:
       times: system, setting, env_id, runs, and the columns of `ACTORS` and `LEARNER`, as shares of
         the wall time.
-      look: systems and settings, in their order.
+      look: names and order.
       source: short description of the data's origin.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(times["env_id"].unique())
-        rows = style.rows_of(times, look)
-        figure, axes = style.panels(len(environments), height=0.8 + 0.36 * len(rows))
+        rows = style.place_rows(times, look, per_row=2.5)
+        figure, axes = style.panels(len(environments), height=0.8 + 0.14 * rows.height)
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             for row in times[times["env_id"] == env_id].itertuples():
-                position = 2.6 * rows.index((row.system, row.setting))
+                position = rows.at[row.system, row.setting]
                 _draw_bar(panel, row, position, ACTORS)
                 _draw_bar(panel, row, position + 1, LEARNER)
             panel.set_title(env_id)
             panel.set_xlabel("share of wall time (%)")
             panel.set_xlim(0, 100)
             first = index % style.PANELS_PER_ROW == 0
-            _label_bars(panel, rows, first)
+            style.label_rows(panel, rows, look, first, middle=0.5)
         parts = {part.label: part for part in (*ACTORS, *LEARNER)}
-        handles = [
-            Patch(facecolor=part.colour, edgecolor="white", hatch=part.hatch)
-            for part in parts.values()
-        ]
+        handles = [Patch(facecolor=part.colour, alpha=0.7) for part in parts.values()]
         style.legend(figure, handles, list(parts))
         style.source_line(
             figure,
@@ -80,17 +76,6 @@ def _draw_bar(panel, row, position: float, parts: tuple[Activity, ...]) -> None:
             left=left,
             height=0.9,
             color=part.colour,
-            edgecolor="white",
-            linewidth=0.4,
-            hatch=part.hatch,
+            alpha=0.7,
         )
         left += share
-
-
-def _label_bars(panel, rows: list[tuple[str, str]], first: bool) -> None:  # noqa: ANN001
-    labels = [f"{system}\n{setting}" for system, setting in rows]
-    positions = [2.6 * row + 0.5 for row in range(len(rows))]
-    panel.set_yticks(positions, labels if first else [""] * len(rows), fontsize=7)
-    panel.set_ylim(2.6 * len(rows) - 0.9, -0.8)
-    panel.tick_params(axis="y", length=0)
-    panel.grid(axis="y", visible=False)

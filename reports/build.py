@@ -30,8 +30,10 @@ from cleanba.run.command_line import BadInput, parse
 from experiments.pool import available_cores
 from experiments.study import StudyError
 from plots import style
-from reports import cells, head, render
-from reports.page import Archive, Cell, Page, Table, Value, shown, write_json
+from reports import cells, findings, render
+from reports.caveats import caveats
+from reports.explorer import specification
+from reports.page import Archive, Cell, Figure, Page, Section, Table, Value, shown, write_json
 from reports.sections import SECTIONS
 from reports.study import ReportError, StudyRuns, commands, read_study
 
@@ -87,14 +89,18 @@ def build(
             raise ReportError(f"{out / file} was not made by this command: choose another --out")
     study = read_study(name, runs, out, published=published)
     page = msgspec.structs.replace(page_of(study), archive=archive)
-    figures = {one.figure.name for one in page.sections if one.figure}
+    figures = {one.name for one in page.figures()}
     folder = out / "figures"
     for old in sorted(folder.glob("*")):  # left by an earlier build
-        if old.suffix in (".png", ".svg") and old.stem not in figures:
+        if old.suffix in (".png", ".svg", ".csv") and old.stem not in figures:
             old.unlink()
     out.mkdir(parents=True, exist_ok=True)
-    svgs = {name: folder / f"{name}.svg" for name in sorted(figures)}
-    replace_file(out / "index.html", render.html_page(page, svgs))
+    svgs, data = (
+        {name: folder / f"{name}.{ending}" for name in sorted(figures)} for ending in ("svg", "csv")
+    )
+    environments = sorted(study.curves.means["env_id"].astype(str).unique())
+    chart = specification(environments, study.look) if "curves_steps" in figures else ""
+    replace_file(out / "index.html", render.html_page(page, svgs, data, chart))
     replace_file(out / "README.md", render.markdown_page(page, figures, "figures/"))
     write_json(page, out / "result.json")
     return page
@@ -106,7 +112,8 @@ def page_of(study: StudyRuns) -> Page:
     calls = [partial(section, study) for section in SECTIONS]
     found = tuple(one for one in call_all(calls, len(available_cores())) if one is not None)
     plan, done = study.plan, study.done
-    status = head.status(
+    key, found = _with_key_figure(study, found)
+    limits = caveats(
         len(done.runs),
         len(study.tables.runs),
         len(plan.runs) if plan else 0,
@@ -119,20 +126,40 @@ def page_of(study: StudyRuns) -> Page:
         for value in (*done.runs["started"], *done.runs["ended"])
         if isinstance(value, str)
     )
-    answer = (f"The authors' answer: {plan.answer}",) if plan and plan.answer else ()
+    hardware = tuple(hardware_lines(done.runs))
     return Page(
         name=study.name,
         title=plan.title if plan else f"Study {study.name}",
         question=plan.question if plan else "",
-        finding=answer + head.finding(found),
-        status=status,
+        finding=tuple(map(cells.neutral, findings.findings(study))),
+        caveats=limits + tuple(f"Measured on: {line}." for line in hardware[:1]),
         sections=found,
+        key=key,
+        paper=plan.paper if plan else "",
+        remark=plan.remark if plan else "",
         commands=commands(study),
         revisions=tuple(_revisions(done.runs)),
         versions=tuple(_versions(done.runs)),
-        hardware=tuple(hardware_lines(done.runs)),
+        hardware=hardware,
         dates=(dates[0], dates[-1]) if dates else None,
     )
+
+
+def _with_key_figure(
+    study: StudyRuns, sections: tuple[Section, ...]
+) -> tuple[Figure | None, tuple[Section, ...]]:
+    """Take the figure that shows the answer out of its section, which may end up empty."""
+    figures = {one.figure.name: one for one in sections if one.figure}
+    asked = study.plan.key_figure if study.plan else ""
+    usual = ("aggregates", "curves_steps", "final_scores", "speed")
+    name = next((one for one in (asked, *usual) if one in figures), None)
+    if name is None:
+        return None, sections
+    rest = (
+        msgspec.structs.replace(one, figure=None) if one is figures[name] else one
+        for one in sections
+    )
+    return figures[name].figure, tuple(one for one in rest if one.figure or one.table or one.text)
 
 
 def hardware_lines(runs: pd.DataFrame) -> list[str]:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from analysis.bootstrap import FEW_RUNS
 from cleanba import record
 from plots import style
 from reports.page import NOTHING, Cell, Value, number
@@ -20,8 +21,8 @@ _FOLDERS = re.compile(r"(?<![\w:/.~…])/(?:[^\s/'\":]+/)+")
 
 
 def names(row: object) -> tuple[str, str, str]:
-    """Return environment, system and setting of a row, as in `NAMES`."""
-    return str(row.env_id), str(row.system), str(row.setting)
+    """Return environment, display name of the system, and setting of a row, as in `NAMES`."""
+    return str(row.env_id), style.name_of(str(row.system)), str(row.setting)
 
 
 def in_order(frame: pd.DataFrame) -> pd.DataFrame:
@@ -59,6 +60,16 @@ def seed(value: int) -> Value:
 def interval(low: float, high: float) -> Value:
     """Return an interval, sorted by its lower end; None where one run gives none."""
     return Cell(f"[{number(low)}, {number(high)}]", finite(low)) if math.isfinite(low) else None
+
+
+def spread(low: float, high: float, each: Sequence[float]) -> Value:
+    """Return an interval; the range of a few runs, for which no interval is valid; None of one run."""
+    if len(each) >= FEW_RUNS:
+        return interval(low, high)
+    if len(each) < 2:
+        return None
+    low, high = min(each), max(each)
+    return Cell(f"{number(low)} to {number(high)}", finite(low), "note")
 
 
 def with_interval(value: float, low: float, high: float) -> Value:

@@ -67,7 +67,7 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure: its file name without ending, and its caption."""
+    """A figure: the name of its files (PNG, SVG, CSV) without their endings, and its caption."""
 
     name: str
     caption: str
@@ -106,9 +106,12 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
       name: of the study's folder.
       title: of the study.
       question: the study's question; '' if it has none.
-      finding: the authors' answer, if the study has one, and the findings, in sentences.
-      status: completeness and limits of the data, in sentences.
+      finding: the answer, in sentences that are computed from the tables.
+      caveats: what limits the answer: completeness, number of seeds, problems, hardware.
       sections: the sections, in order.
+      key: the figure that shows the answer.
+      paper: whose question it is; '' if it is the toolkit's own.
+      remark: what the findings leave out, in the authors' words.
       commands: shell commands that reproduce the runs and the page.
       revisions: source revisions of the runs.
       versions: versions of the packages, one line per set of them.
@@ -122,8 +125,11 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     title: str
     question: str
     finding: tuple[str, ...]
-    status: tuple[str, ...]
+    caveats: tuple[str, ...]
     sections: tuple[Section, ...]
+    key: Figure | None = None
+    paper: str = ""
+    remark: str = ""
     commands: tuple[str, ...] = ()
     revisions: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
@@ -135,6 +141,11 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     def table(self, name: str) -> Table | None:
         """Return the table of a section, if the page has it."""
         return table_of(self.sections, name)
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return all figures, in the order of the page."""
+        found = (self.key, *(one.figure for one in self.sections))
+        return tuple(one for one in found if one is not None)
 
 
 def table_of(sections: Sequence[Section], name: str) -> Table | None:

@@ -176,10 +176,12 @@ def _run_times(source: Source) -> Figure | None:
     return run_times.draw(frame, source.look, source.words)
 
 
-def _returns(axis: str) -> Callable[[Source], Figure | None]:
+def _returns(x: str) -> Callable[[Source], Figure | None]:
     def draw(source: Source) -> Figure | None:
-        frame = study_tables.learning_curves(source.tables, axis)
-        return learning_curves.draw(frame, source.look, source.words) if len(frame) else None
+        means, runs = study_tables.learning_curves(source.tables)
+        if not means[x].notna().any():
+            return None
+        return learning_curves.draw(means, source.look, source.words, x=x, runs=runs)
 
     return draw
 
@@ -232,9 +234,8 @@ def _scores(source: Source) -> Figure | None:
             low=scores["score"] - scores["std"], high=scores["score"] + scores["std"], runs=np.nan
         )
         frame["each"] = [()] * len(frame)
-        words = f"mean ± standard deviation · {words}"
-    else:
-        frame = study_tables.score_table(source.tables)
+        return score_dots.draw(frame, source.look, words, "standard deviations")
+    frame = study_tables.score_table(source.tables)
     return score_dots.draw(frame, source.look, words) if len(frame) else None
 
 
@@ -278,7 +279,7 @@ PARTS: Mapping[str, Callable[[Source], Figure | None]] = {
     "profiles": _over_environments(_profiles),
     "run_times": _over_environments(_run_times),
     "returns": _returns("step"),
-    "returns_by_time": _returns("time"),
+    "returns_by_time": _returns("seconds"),
     "value_losses": _value_losses,
     "changes": _changes,
     "scaling": _scaling,

@@ -5,6 +5,7 @@ security policy allows no other script, so that a missed escape could not run on
 """
 
 import base64
+import gzip
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -19,10 +20,12 @@ from markupsafe import escape as html_escape
 
 from cleanba.record.schema import HIDDEN
 from reports import page as pages
-from reports.page import NOTHING, Cell, Page, Section, Table, Value
+from reports.explorer import library
+from reports.page import NOTHING, Cell, Figure, Page, Section, Table, Value
 
 TEMPLATES = Path(__file__).parent / "templates"
 GENERATOR = "made by python -m reports"
+OWN = "This toolkit"  # the group of studies of no paper
 
 _MARKUP = re.compile(r"([\\`*{}\[\]#|!~$]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_]))")
 _HIDDEN = re.compile(rf"(?![\n\t])[{HIDDEN}]")
@@ -44,29 +47,49 @@ def escape(text: object) -> str:
     return quoted.replace("&#39;", "'").replace("&#34;", '"')
 
 
-def html_page(page: Page, svgs: Mapping[str, Path]) -> str:
+def html_page(
+    page: Page,
+    images: Mapping[str, Path],
+    data: Mapping[str, Path] | None = None,
+    explorer: str = "",
+) -> str:
     """Return the HTML page.
 
     Args:
       page: the page.
-      svgs: figure name -> SVG file.
+      images: figure name -> SVG or PNG file.
+      data: figure name -> CSV file.
+      explorer: of `explorer.specification`, which needs the data of `curves_steps`; '' for none.
     """
     script = (TEMPLATES / "report.js").read_text()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    vega = library() if explorer else ""
     return _template("report.html.j2").render(
         page=page,
         generator=GENERATOR,
         css=Markup((TEMPLATES / "report.css").read_text()),
         script=Markup(script),
-        script_digest=digest,
-        images={name: _data_address(path) for name, path in svgs.items()},
+        vega=Markup(vega),
+        script_digests=[_digest(one) for one in (script, vega) if one],
+        images={name: _data_address(path) for name, path in images.items()},
+        data={name: _compressed(path) for name, path in (data or {}).items()},
+        explorer=Markup(explorer),
     )
 
 
-def html_index(entries: Sequence[Page]) -> str:
-    """Return the HTML index of pages, each in a folder of its name."""
+def html_index(entries: Sequence[Page], thumbnails: Mapping[str, str], docs: bool = False) -> str:
+    """Return the HTML index of pages, each in a folder of its name.
+
+    Args:
+      entries: the pages.
+      thumbnails: name of a page -> address of the picture that shows its finding.
+      docs: whether the documentation is beside it, in docs/.
+    """
     css = Markup((TEMPLATES / "report.css").read_text())
-    return _template("index.html.j2").render(entries=entries, css=css, generator=GENERATOR)
+    papers = sorted({page.paper for page in entries}, key=lambda paper: (not paper, paper))
+    groups = [(paper or OWN, [one for one in entries if one.paper == paper]) for paper in papers]
+    return _template("index.html.j2").render(
+        groups=groups, thumbnails=thumbnails, docs=docs, css=css, generator=GENERATOR
+    )
 
 
 def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str:
@@ -79,7 +102,12 @@ def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str
     """
     lines = [f"<!-- {GENERATOR} -->", f"# {escape(page.title)}", ""]
     lines += [escape(page.question), ""] if page.question else []
-    lines += [f"- {escape(sentence)}" for sentence in (*page.finding, *page.status)]
+    lines += [f"**{escape(sentence)}**\n" for sentence in page.finding]
+    if page.key:
+        lines += [*_markdown_figure(page.key, page.title, figures, folder), ""]
+    lines += [escape(page.remark), ""] if page.remark else []
+    lines += ["What limits this answer:", ""] if page.caveats else []
+    lines += [f"- {escape(sentence)}" for sentence in page.caveats]
     lines += ["", escape(page.origin)] if page.origin else []
     for section in page.sections:
         lines += _markdown_section(section, figures, folder)
@@ -110,10 +138,8 @@ def provenance(page: Page) -> list[str]:
 
 def _markdown_section(section: Section, figures: Collection[str], folder: str) -> list[str]:
     blocks = [section.text] if section.text else []
-    if section.figure and section.figure.name in figures:
-        address = f"{folder}{quote(section.figure.name)}.png"
-        blocks.append(f"![{escape(section.title)}]({address})")
-        blocks.append(escape(section.figure.caption))
+    if section.figure:
+        blocks += _markdown_figure(section.figure, section.title, figures, folder)
     if section.table:
         table = "\n".join(markdown_table(section.table))
         summary = "<details><summary>The numbers</summary>"
@@ -121,6 +147,16 @@ def _markdown_section(section: Section, figures: Collection[str], folder: str) -
     if not blocks:
         return []
     return ["", f"## {escape(section.title)}", "", "\n\n".join(blocks)]
+
+
+def _markdown_figure(
+    figure: Figure, title: str, figures: Collection[str], folder: str
+) -> list[str]:
+    """Return a figure and its caption as blocks of Markdown; [] if its file is not there."""
+    if figure.name not in figures:
+        return []
+    address = f"{folder}{quote(figure.name)}.png"
+    return [f"![{escape(title)}]({address})", f"\n{escape(figure.caption)}"]
 
 
 def markdown_table(table: Table) -> list[str]:
@@ -148,7 +184,7 @@ def markdown_index(entries: Sequence[Page]) -> str:
     for page in entries:
         link = f"[{escape(page.name)}]({quote(page.name)}/README.md)"
         found = "<br>".join(escape(sentence) for sentence in page.finding) or NOTHING
-        data = "<br>".join(escape(sentence) for sentence in page.status)
+        data = "<br>".join(escape(sentence) for sentence in page.caveats)
         records = f"{page.archive.size / 1e6:,.1f} MB" if page.archive else NOTHING
         question = escape(page.question or page.title)
         rows.append(f"| {link} | {question} | {found} | {data} | {records} |")
@@ -187,10 +223,26 @@ def _template(name: str) -> jinja2.Template:
         "shown": pages.shown,
         "sort_value": pages.sort_value,
     }
+    environment.filters["code"] = lambda text: Markup(_MARKDOWN.renderInline(_code_only(text)))
     environment.globals |= {"provenance": provenance}
     environment.tests["cell"] = lambda value: isinstance(value, Cell)
     return environment.get_template(name)
 
 
-def _data_address(svg: Path) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.read_bytes()).decode()
+def _code_only(text: str) -> str:
+    """Return a text in which backticks are the only Markdown."""
+    parts = text.split("`")
+    return "`".join(visible(one) if i % 2 else escape(one) for i, one in enumerate(parts))
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _data_address(image: Path) -> str:
+    kind = {".svg": "image/svg+xml", ".png": "image/png"}[image.suffix]
+    return f"data:{kind};base64,{base64.b64encode(image.read_bytes()).decode()}"
+
+
+def _compressed(file: Path) -> str:
+    return base64.b64encode(gzip.compress(file.read_bytes(), mtime=0)).decode()

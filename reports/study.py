@@ -90,6 +90,11 @@ class StudyRuns:
         return study_tables.score_table(self.done)
 
     @cached_property
+    def curves(self) -> study_tables.LearningCurves:
+        """Of `study_tables.learning_curves`."""
+        return study_tables.learning_curves(self.done)
+
+    @cached_property
     def speeds(self) -> pd.DataFrame:
         """Of `speed.speed_table`."""
         return speed.speed_table(self.done)

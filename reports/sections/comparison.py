@@ -1,9 +1,13 @@
 """Sections that compare hardware settings and systems."""
 
+from collections.abc import Sequence
+
 from analysis import lag_tables, verdicts
+from analysis.bootstrap import FEW_RUNS
 from analysis.scores import EPISODES, final_scores
 from analysis.selection import GROUP
 from analysis.summary import few_episodes
+from analysis.verdicts import Verdict
 from plots import style
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
@@ -11,6 +15,10 @@ from reports.page import Cell, Section
 from reports.sections.parts import by_group, table
 from reports.study import StudyRuns
 
+YES, NO = Cell("yes", tone="good"), Cell("no", tone="bad")
+COUNTS = ("pairs", "same_pairs", "compared")  # of a verdict
+INTERVAL = "95% interval, or range"
+SPREAD = f"The interval is a bootstrap over seeds; of fewer than {FEW_RUNS} seeds, their range is shown instead."
 OUTCOMES = {"final": "final score", "area": "area"}
 P_VALUES = ("p_equivalent", "p_different")
 VERDICTS = (
@@ -34,7 +42,7 @@ def summary(study: StudyRuns) -> Section:
             (
                 *names(row),
                 finite(score.value) if score else None,
-                cells.interval(score.low, score.high) if score else None,
+                cells.spread(score.low, score.high, score.each) if score else None,
                 score.runs if score else 0,
                 finite(speeds[key].sps) if key in speeds else None,
                 finite(lags[key].mean) if key in lags else None,
@@ -45,18 +53,18 @@ def summary(study: StudyRuns) -> Section:
     few = few_episodes(final_scores(study.done)["episodes"])
     text = (
         f"Final score: mean return of the last {EPISODES} training episodes, averaged over seeds"
-        f"{f' ({few})' if few else ''}. "
+        f"{f' ({few})' if few else ''}. {SPREAD} "
         "SPS: agent steps per second without compilation. Policy lag: in policy versions, averaged "
         "over rollouts. Waited more: the side that waited longer for the other, and its share of the "
         "wall time. Same bits: whether the parameters of all runs that differ only in the hardware "
         "setting have the same fingerprints."
     )
-    columns = ("final score", "95% interval", "seeds", "SPS", "policy lag", "waited more")
+    columns = ("final score", INTERVAL, "seeds", "SPS", "policy lag", "waited more")
     return Section("summary", "Summary", text, table=table((*NAMES, *columns, "same bits"), rows))
 
 
-def bits(study: StudyRuns) -> Section:
-    """Return one row per system and two of its settings: whether they agree."""
+def bits(study: StudyRuns) -> Section | None:
+    """Return one row per system and two of its settings: whether they agree; one if all agree."""
     words = {
         True: Cell("same bits", tone="good"),
         False: Cell("different bits", tone="bad"),
@@ -65,55 +73,74 @@ def bits(study: StudyRuns) -> Section:
     found = verdicts.verdicts(study.setting_verdicts, study.pairs)
     rows = [
         (
-            one.system,
-            " and ".join(sorted(one.settings, key=style.setting_order)),
-            words[one.same],
-            one.pairs,
-            one.same_pairs,
-            one.compared,
-            one.difference or None,
-            Cell(one.curves, tone=CURVE_TONES.get(one.curves, "")),
-            one.note or None,
+            style.name_of(one[0].system),
+            _settings_text([setting for each in one for setting in each.settings]),
+            words[one[0].same],
+            *(sum(getattr(each, name) for each in one) for name in COUNTS),
+            one[0].difference or None,
+            Cell(one[0].curves, tone=CURVE_TONES.get(one[0].curves, "")),
+            one[0].note or None,
         )
-        for one in found
+        for one in _where_all_agree(found)
     ]
+    if not rows:
+        return None
     text = (
         "Runs that differ only in the hardware setting are compared by the SHA-256 fingerprints of "
         "their parameters, version by version.\n\n"
+        "The bits are the same if every run of one setting has a partner in the other, with the "
+        "same fingerprints and the same episodes. The verdict on learning curves is then *identical*; "
+        f"otherwise it is a statistical test. {VERDICTS} *Not compared*: no two runs with "
+        "fingerprints differ only in the hardware setting."
     )
-    if not rows:
-        text += "No system has completed runs under two hardware settings."
-    else:
-        text += (
-            "The bits are the same if every run of one setting has a partner in the other, with the "
-            "same fingerprints and the same episodes. The verdict on learning curves is then *identical*; "
-            f"otherwise it is a statistical test. {VERDICTS} *Not compared*: no two runs with "
-            "fingerprints differ only in the hardware setting."
-        )
     columns = ("system", "settings", "bits", "pairs of runs", "pairs that agree", "fingerprints")
     columns += ("first difference", "learning curves", "note")
     title = "Do the hardware settings give the same bits?"
     return Section("bits", title, text, table=table(columns, rows))
 
 
+def _where_all_agree(found: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Return the verdicts of each system together if all settings agree, and one by one otherwise."""
+    groups = []
+    for system in dict.fromkeys(one.system for one in found):
+        here = [one for one in found if one.system == system]
+        groups += [here] if all(one.same for one in here) else [[one] for one in here]
+    return groups
+
+
+def _settings_text(names: Sequence[str]) -> str:
+    known = sorted(set(names), key=style.setting_order)
+    return " and ".join(known) if len(known) == 2 else f"all {len(known)}: {', '.join(known)}"
+
+
 def pairs(study: StudyRuns) -> Section | None:
-    """Return one row per pair of runs that differ only in the hardware setting."""
-    words = {True: Cell("yes", tone="good"), False: Cell("no", tone="bad")}
-    rows = [
-        (
-            str(row.system),
-            str(row.env_id),
-            cells.seed(row.seed),
-            f"{row.setting_a} against {row.setting_b}",
-            words.get(row.identical),
-            int(row.compared),
-            ("none" if row.identical else f"version {row.first_difference}")
-            if row.compared
-            else None,
-        )
-        for row in study.pairs.itertuples()
-    ]
-    columns = ("system", "environment", "seed", "settings", "same bits", "fingerprints")
+    """Return one row per pair of runs that differ only in the hardware setting, and differ.
+
+    Pairs that agree are one row for each system and environment.
+    """
+    rows = []
+    for (system, env_id), group in study.pairs.groupby(["system", "env_id"], sort=True):
+        start = (style.name_of(str(system)), str(env_id))
+        same = group[group["identical"] == True]  # noqa: E712
+        if len(same):
+            settings = _settings_text([*same["setting_a"], *same["setting_b"]])
+            seeds = cells.each(sorted(same["seed"].unique()), 0)
+            prints = int(same["compared"].sum())
+            rows.append((*start, len(same), seeds, settings, YES, prints, None))
+        for row in group[group["identical"] != True].itertuples():  # noqa: E712
+            compared = bool(row.compared)
+            rows.append(
+                (
+                    *start,
+                    1,
+                    str(row.seed),
+                    f"{row.setting_a} and {row.setting_b}",
+                    NO if compared else None,
+                    int(row.compared),
+                    f"version {row.first_difference}" if compared else None,
+                )
+            )
+    columns = ("system", "environment", "pairs", "seeds", "settings", "same bits", "fingerprints")
     found = table((*columns, "first difference"), rows, folded=True)
     return Section("pairs", "Every pair of runs", table=found) if rows else None
 
@@ -125,9 +152,11 @@ def by_environment(study: StudyRuns) -> Section | None:
         if entry["verdict"] == "identical":
             continue
         if "system" in entry:
-            names_ = (entry["system"], f"{entry['setting_a']} against {entry['setting_b']}")
+            of = style.name_of(entry["system"])
+            names_ = (of, f"{entry['setting_a']} against {entry['setting_b']}")
         else:
-            names_ = (entry["setting"], f"{entry['system_a']} against {entry['system_b']}")
+            a, b = (style.name_of(entry[side]) for side in ("system_a", "system_b"))
+            names_ = (entry["setting"], f"{a} against {b}")
         rows += [
             (
                 *names_,
@@ -167,8 +196,7 @@ def systems(study: StudyRuns) -> Section | None:
     rows = [
         (
             entry["setting"],
-            entry["system_a"],
-            entry["system_b"],
+            *(style.name_of(entry[side]) for side in ("system_a", "system_b")),
             Cell(entry["verdict"], tone=tones.get(entry["verdict"], "")),
             *(cells.difference(entry.get(name)) for name in ("final", "area")),
             *(cells.rounded(entry[p], 3) if p in entry else None for p in P_VALUES),

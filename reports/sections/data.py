@@ -4,6 +4,8 @@ from pathlib import Path
 
 from analysis.fingerprints import last_fingerprints
 from analysis.scores import final_scores
+from experiments.study import explain
+from plots import style
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
 from reports.page import Cell, Section, Table
@@ -11,17 +13,32 @@ from reports.sections.parts import table
 from reports.study import StudyRuns
 
 
-def quality(study: StudyRuns) -> Section:
+def settings(study: StudyRuns) -> Section | None:
+    """Return one row per hardware setting, in words."""
+    known: dict[str, dict[str, list[str]]] = {}
+    for run in study.plan.runs if study.plan else ():
+        words = known.setdefault(run.setting.name, {}).setdefault(explain(run.setting), [])
+        if (name := style.name_of(run.system)) not in words:
+            words.append(name)
+    rows = []
+    for setting in study.look.settings:
+        meanings = known.get(setting, {})
+        for words, systems in meanings.items():
+            rows.append((setting, words, ", ".join(systems) if len(meanings) > 1 else None))
+    text = (
+        "What each hardware setting gives to a run. Actor threads are processes in monobeast and HTS-RL, and "
+        "peers in moolib."
+    )
+    found = table(("setting", "hardware", "systems"), rows)
+    return Section("settings", "Hardware settings", text, table=found) if rows else None
+
+
+def quality(study: StudyRuns) -> Section | None:
     """Return one row per problem with the data."""
     rows = [(run, cells.neutral(problem)) for run, problem in study.problems]
-    if rows:
-        text = "Runs that are not completed are excluded from every figure and number above."
-    else:
-        text = (
-            f"All {len(study.tables.runs)} runs are completed, no record is damaged, and compared runs "
-            "differ only in the factor under study."
-        )
-    return Section("quality", "Data quality", text, table=table(("run", "problem"), rows))
+    text = "Runs that are not completed are excluded from every figure and number above."
+    found = table(("run", "problem"), rows)
+    return Section("quality", "Data quality", text, table=found) if rows else None
 
 
 def runs(study: StudyRuns) -> Section:

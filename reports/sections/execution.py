@@ -1,16 +1,29 @@
 """Sections about how the runs were executed: speed, time, policy lag, policy changes."""
 
+import math
+
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from analysis import lag_tables, speed, study_tables
-from plots import learning_curves, policy_lag, time_spent
+from analysis import lag_tables, speed, study_tables, summary
+from analysis.bootstrap import FEW_RUNS
+from plots import learning_curves, policy_lag, speed_curves, time_spent
+from plots import run_times as run_time_plot
 from plots import speed as speed_plot
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
 from reports.page import Cell, Section
 from reports.sections.parts import BANDS, by_group, figure, table
 from reports.study import StudyRuns
+
+# What may be varied to see how speed scales -> its name on an axis.
+SCALES = {
+    "step_delay_seconds": "mean step time (s), exponential",
+    "sync_interval": "steps between synchronisations",
+    "devices": "devices",
+    "num_envs": "environments",
+    "num_actors": "actors",
+}
 
 
 def speeds(study: StudyRuns) -> Section | None:
@@ -53,6 +66,75 @@ def at_once_text(runs: pd.DataFrame) -> str:
     if count < 2:
         return "Runs were executed one after another." if count else ""
     return f"Up to {count} runs shared the machine."
+
+
+def run_times(study: StudyRuns) -> Section | None:
+    """Return the mean run time of each system and setting."""
+    frame = pd.DataFrame(summary.run_times(study.done))
+    if len(frame) < 2:
+        return None
+    caption = (
+        "Mean wall time of a run, compilation included, and how many times the shortest it is."
+    )
+
+    def draw() -> Drawing:
+        return run_time_plot.draw(frame, study.look, study.source)
+
+    counted = frame.assign(environments=study.done.runs["env_id"].nunique())
+    drawn = figure(study, "run_times", caption, counted, draw)
+    return Section("run_times", "Run times", figure=drawn)
+
+
+def scaling(study: StudyRuns) -> Section | None:
+    """Return the speed against the quantity that the hardware settings vary."""
+    name, frame = _varied(study)
+    if frame is None:
+        return None
+    ideal = "in proportion to the fewest" if name == "devices" else ""
+    drawn = frame if "ideal" in frame else frame.assign(ideal=math.nan)
+    caption = f"Agent steps per second against {SCALES[name]}; dots are seeds."
+
+    def draw() -> Drawing:
+        return speed_curves.draw(drawn, study.look, study.source, SCALES[name], ideal)
+
+    found = figure(study, "scaling", caption, frame, draw)
+    return Section("scaling", f"Speed against {SCALES[name]}", figure=found)
+
+
+def speedups(study: StudyRuns) -> Section | None:
+    """Return the speed relative to the synchronous system of the same code, where step times vary."""
+    name, speeds = _varied(study)
+    if name != "step_delay_seconds" or speeds is None:
+        return None
+    frame = speed.speedups(speeds)
+    if not len(frame):
+        return None
+    frame["x"] = (1000 * frame["x"]) ** 2  # variance of an exponential distribution
+    what, y = "variance of a step's time (ms²)", "times as fast as the synchronous system"
+    caption = "Speed relative to the synchronous system of the same code, against the variance of step times."
+
+    def draw() -> Drawing:
+        return speed_curves.draw(frame, study.look, study.source, what, y=y)
+
+    found = figure(study, "speedups", caption, frame, draw)
+    return Section("speedups", "Speedup over the synchronous system", figure=found)
+
+
+def _varied(study: StudyRuns) -> tuple[str, pd.DataFrame | None]:
+    """Return the first quantity of `SCALES` that a system's settings vary, and the speeds by it."""
+    for name in SCALES:
+        by_devices = name == "devices"
+        frame = (
+            speed.speed_by_devices(study.done)
+            if by_devices
+            else speed.speed_by_option(study.done, name)
+        )
+        if (
+            len(frame)
+            and frame.groupby(["system", "env_id"], observed=True)["x"].nunique().min() > 2
+        ):
+            return name, frame
+    return "", None
 
 
 def time(study: StudyRuns) -> Section | None:
@@ -152,11 +234,13 @@ def changes(study: StudyRuns) -> Section | None:
         )
     frame = lag_tables.lag_table(study.changing, "changes")
     caption = (
-        "Share of rollouts by number of policy changes while they were collected. Right: mean."
+        "Share of rollouts by number of policy changes while they were collected; cross: as predicted by the "
+        "times of the other seeds."
     )
 
     def draw() -> Drawing:
-        return policy_lag.draw(frame, study.look, study.source, "policy changes in a rollout")
+        what = "policy changes in a rollout"
+        return policy_lag.draw(frame, study.look, study.source, what, _references(predicted))
 
     columns = ("changes per rollout", "over seeds", "actors / batch", "rollout / update time")
     columns += ("seeds", "paper: text", "paper: logs") if paper else ("seeds",)
@@ -169,12 +253,28 @@ def changes(study: StudyRuns) -> Section | None:
     )
 
 
+def _references(predicted: pd.DataFrame) -> list[policy_lag.Reference]:
+    """Return the predicted changes, and those that the paper reports."""
+    columns = {"by_time": ("predicted", "x"), "paper_logs": ("paper (its own machine)", "D")}
+    keys = list(zip(*(predicted[name] for name in ("system", "setting", "env_id")), strict=True))
+    found = []
+    for column, (label, marker) in columns.items():
+        values = pd.to_numeric(predicted[column]).to_numpy(float)
+        known = {
+            key: value for key, value in zip(keys, values, strict=True) if math.isfinite(value)
+        }
+        found += [policy_lag.Reference(label, marker, known)] if known else []
+    return found
+
+
 def value_loss(study: StudyRuns) -> Section | None:
     """Return the value loss of the systems whose policy changes inside rollouts."""
     frame = study_tables.value_losses(study.changing)
     if not len(frame):
         return None
-    caption = f"Mean over the updates between two points, then over seeds; {BANDS}."
+    several = (frame["runs"] >= FEW_RUNS).any()
+    bands = f"; {BANDS}" if several else ""
+    caption = f"Mean over the updates between two points, then over seeds{bands}; logarithmic."
 
     def draw() -> Drawing:
         return learning_curves.draw(frame, study.look, study.source, "value loss")

@@ -1,19 +1,22 @@
 """Sections about what was learned: scores over environments, learning curves, final scores, targets."""
 
+import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from analysis import study_tables
+from analysis import study_tables, summary
 from analysis.bootstrap import FEW_RUNS
-from analysis.scores import EPISODES
-from analysis.selection import Comparable
+from analysis.scores import EPISODES, final_scores
+from analysis.selection import Comparable, run_folder_name
 from plots import efficiency as efficiency_plot
 from plots import final_scores as score_plot
-from plots import intervals, learning_curves
+from plots import intervals, learning_curves, style
+from plots import profiles as profile_plot
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
 from reports.page import Cell, Section
 from reports.render import escape
-from reports.sections.parts import BANDS, figure, table
+from reports.sections.comparison import INTERVAL
+from reports.sections.parts import BANDS, MANY_ENVIRONMENTS, figure, table
 from reports.study import StudyRuns
 
 
@@ -30,7 +33,7 @@ def aggregates(study: StudyRuns) -> Section | None:
         last = values[-1]
         rows.append(
             (
-                system,
+                style.name_of(system),
                 setting,
                 *(cells.with_interval(one.value, one.low, one.high) for one in values),
                 int(last.environments),
@@ -75,14 +78,48 @@ def excluded_text(comparable: Comparable) -> str:
     return ""
 
 
+def profiles(study: StudyRuns) -> Section | None:
+    """Return performance profiles, and how often one system beats another, over many environments."""
+    tables = study.comparable.tables
+    scores = final_scores(tables) if tables is not None else None
+    if scores is None or scores["env_id"].nunique() < MANY_ENVIRONMENTS:
+        return None
+    frame = summary.profiles(scores, summary.thresholds(scores))
+    caption = (
+        f"Share of runs whose {study.score_name} is above tau; 95% stratified bootstrap bands."
+    )
+
+    def draw() -> Drawing:
+        return profile_plot.draw(frame, study.look, study.source, study.score_name)
+
+    rows = []
+    for one in summary.improvements(scores):
+        interval = cells.with_interval(one["value"], one["low"], one["high"])
+        rows.append((_side(one["x"]), _side(one["y"]), interval, one["environments"]))
+    columns = ("system", "against", "probability of improvement", "environments")
+    return Section(
+        "profiles",
+        "Performance profiles, and probability of improvement",
+        "",
+        figure(study, "profiles", caption, frame, draw),
+        table(columns, rows),
+    )
+
+
+def _side(name: str) -> str:
+    """Return a side of a comparison, `system, setting`, with the display name of the system."""
+    system, _, setting = name.partition(", ")
+    return ", ".join(filter(None, (style.name_of(system), setting)))
+
+
 def efficiency(study: StudyRuns) -> Section | None:
     """Return normalised scores over all environments against steps and time."""
     curves = study_tables.efficiency(study.comparable.tables)
     if not len(curves):
         return None
     caption = (
-        "Median over environments of the mean normalised score, 95% stratified bootstrap bands over "
-        "seeds. A curve ends where its first run ends."
+        "Median over environments of the mean normalised score, against steps and against the mean wall "
+        f"time of the runs at the same step{_bands(curves, '95% stratified bootstrap bands over seeds')}."
     )
 
     def draw() -> Drawing:
@@ -94,31 +131,51 @@ def efficiency(study: StudyRuns) -> Section | None:
 
 def curves_steps(study: StudyRuns) -> Section | None:
     """Return the learning curves against steps."""
-    caption = (
-        f"Mean return of the last {EPISODES} episodes over seeds, {BANDS}. Where two settings of a "
-        "system gave the same data, the dashed line lies in the middle of the pale one."
+    caption = f"Mean return of the last {EPISODES} episodes over seeds"
+    same = (
+        " Where two settings of a system gave the same data, the dashed line lies in the middle of the pale "
+        "one."
     )
-    return _curves(study, "step", "curves_steps", "Learning curves", caption)
+    note = same if len(study.look.settings) > 1 else ""
+    return _curves(study, "step", "curves_steps", "Learning curves", caption, note)
 
 
 def curves_time(study: StudyRuns) -> Section | None:
     """Return the learning curves against wall time."""
     caption = (
-        f"The same runs against seconds since the start, compilation included; {BANDS}. A mean ends "
-        "where its first run ends."
+        "The same curves against wall time, compilation included: mean return and mean time of the runs at "
+        "the same step"
     )
-    return _curves(study, "time", "curves_time", "Learning curves against wall time", caption)
+    title = "Learning curves against wall time"
+    return _curves(study, "seconds", "curves_time", title, caption)
 
 
-def _curves(study: StudyRuns, axis: str, name: str, title: str, caption: str) -> Section | None:
-    frame = study_tables.learning_curves(study.done, axis)
-    if not len(frame):
+def _curves(
+    study: StudyRuns, x: str, name: str, title: str, caption: str, note: str = ""
+) -> Section | None:
+    means, runs = study.curves
+    if not means[x].notna().any():
         return None
+    thin = "; thin lines are single runs" if means["runs"].max() > 1 else ""
+    caption += f"{thin}{_bands(means[means['runs'] >= FEW_RUNS], BANDS)}.{note}"
 
     def draw() -> Drawing:
-        return learning_curves.draw(frame, study.look, study.source)
+        return learning_curves.draw(means, study.look, study.source, x=x, runs=runs)
 
-    return Section(name, title, figure=figure(study, name, caption, frame, draw))
+    folders = runs["run"].map(run_folder_name)
+    data = pd.concat([means, runs.assign(run=folders)], ignore_index=True)
+    return Section(name, title, figure=figure(study, name, caption, means, draw, data))
+
+
+def _intervals(frame: pd.DataFrame) -> str:
+    """Return what the bars of a figure of scores are, if it has any."""
+    several = (frame["runs"] >= FEW_RUNS).any()
+    return f"; bars are 95% bootstrap intervals of at least {FEW_RUNS} seeds" if several else ""
+
+
+def _bands(frame: pd.DataFrame, what: str) -> str:
+    """Return what the bands of a figure are, if it has any."""
+    return f"; {what}" if frame["low"].notna().any() else ""
 
 
 def scores(study: StudyRuns) -> Section | None:
@@ -130,15 +187,15 @@ def scores(study: StudyRuns) -> Section | None:
         (
             *names(row),
             finite(row.value),
-            cells.interval(row.low, row.high),
+            cells.spread(row.low, row.high, row.each),
             Cell(str(row.runs), row.runs, "note") if row.runs < FEW_RUNS else row.runs,
             cells.each(row.each),
         )
         for row in in_order(frame).itertuples()
     ]
     caption = (
-        f"Mean return of the last {EPISODES} training episodes: mean over seeds with its 95% bootstrap "
-        "interval; dots are seeds."
+        f"Mean return of the last {EPISODES} training episodes: mean over seeds; dots are seeds"
+        f"{_intervals(frame)}."
     )
 
     def draw() -> Drawing:
@@ -148,7 +205,7 @@ def scores(study: StudyRuns) -> Section | None:
         "scores",
         "Final scores",
         figure=figure(study, "final_scores", caption, frame, draw),
-        table=table((*NAMES, "mean", "95% interval", "seeds", "each seed"), rows, folded=True),
+        table=table((*NAMES, "mean", INTERVAL, "seeds", "each seed"), rows, folded=True),
     )
 
 

@@ -7,15 +7,22 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from analysis.selection import GROUP
+from cleanba.record import replace_file
 from plots import style
 from reports.page import Figure, Table, Value
 from reports.study import StudyRuns
 
 BANDS = "95% bootstrap bands over seeds"
+MANY_ENVIRONMENTS = 6  # from which on profiles say more than a table
 
 
 def figure(
-    study: StudyRuns, name: str, caption: str, frame: pd.DataFrame, draw: Callable[[], Drawing]
+    study: StudyRuns,
+    name: str,
+    caption: str,
+    frame: pd.DataFrame,
+    draw: Callable[[], Drawing],
+    data: pd.DataFrame | None = None,
 ) -> Figure:
     """Draw and save a figure.
 
@@ -23,10 +30,16 @@ def figure(
       study: the study of the page.
       name: file name, without ending.
       caption: what it shows; the number of seeds and the source are added.
-      frame: the rows drawn, with `runs` and, over environments, `environments`.
+      frame: the rows drawn, with `runs` and, over environments, `environments`; stored beside the figure.
       draw: draws it.
+      data: what is stored instead, if more than `frame` is drawn.
     """
-    save(draw, study.out / "figures", name)
+    folder = study.out / "figures"
+    save(draw, folder, name)
+    data = frame if data is None else data
+    if "each" in data:
+        data = data.assign(each=[" ".join(f"{one:g}" for one in each) for each in data["each"]])
+    replace_file(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
     return Figure(name, f"{caption} {_counts(study, frame)}; {study.source}.")
 
 
@@ -51,8 +64,12 @@ def _counts(study: StudyRuns, frame: pd.DataFrame) -> str:
 def table(
     columns: Sequence[str], rows: Sequence[tuple[Value, ...]], folded: bool = False
 ) -> Table | None:
-    """Return a table; None if it has no rows."""
-    return Table(tuple(columns), tuple(rows), folded) if rows else None
+    """Return a table without the columns that are empty; None if it has no rows."""
+    if not rows:
+        return None
+    kept = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+    cut = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(tuple(columns[i] for i in kept), cut, folded)
 
 
 def by_group(frame: pd.DataFrame) -> dict[tuple, object]:

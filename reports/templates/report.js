@@ -40,3 +40,78 @@ dialog.addEventListener("click", () => dialog.close());
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("section > details")) details.open = true;
 });
+// Figures: their files. Data are stored as gzip in base64.
+const decoded = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+const stored = async (name) => {
+  const bytes = decoded(document.getElementById(`data-${name}`).textContent);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+};
+// Vega's own reader of CSV compiles a function for the columns, which the content security policy forbids.
+const rowsOf = (csv) => {
+  const rows = [[]];
+  for (const [, quoted, plain, end] of csv.matchAll(/(?:"((?:[^"]|"")*)"|([^,\n]*))(,|\n|$)/g)) {
+    rows.at(-1).push(quoted?.replaceAll('""', '"') ?? plain);
+    if (end === "\n") rows.push([]);
+  }
+  const [heads, ...lines] = rows.filter((row) => row.length > 1);
+  return lines.map((line) => Object.fromEntries(heads.map((head, i) => [head, line[i]])));
+};
+const offer = (name, blob) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+};
+for (const figure of document.querySelectorAll("figure")) {
+  const { name } = figure.dataset;
+  const files = document.createElement("span");
+  files.className = "files";
+  const add = (label, give) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = label;
+    button.addEventListener("click", give);
+    files.append(button);
+  };
+  const { src } = figure.querySelector("img");
+  if (document.getElementById(`data-${name}`))
+    add("CSV", async () => offer(`${name}.csv`, new Blob([await stored(name)], { type: "text/csv" })));
+  if (src.startsWith("data:image/svg+xml;base64,"))
+    add("SVG", () => offer(`${name}.svg`, new Blob([decoded(src.split(",")[1])], { type: "image/svg+xml" })));
+  figure.querySelector("figcaption").append(files);
+}
+// The interactive chart, if the page has one.
+const chart = document.getElementById("explorer-spec");
+if (chart) {
+  const spec = JSON.parse(chart.textContent);
+  const numbers = { step: "number", seconds: "number", value: "number", low: "number", high: "number" };
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const findRun = ({ env_id, name, setting, seed }) =>
+    [...document.querySelectorAll("#t-runs tbody tr")].find((row) =>
+      [env_id, name, setting, String(seed)].every((text, i) => row.cells[i].textContent === text));
+  const draw = async (data) => {
+    const colour = getComputedStyle(document.body).color;
+    const drawn = structuredClone(spec);
+    drawn.data.values = data;
+    drawn.data.format = { type: "json", parse: numbers };
+    if (dark.matches) drawn.encoding.color.scale.range = spec.usermeta.dark;
+    const text = { labelColor: colour, titleColor: colour };
+    const grey = { gridColor: colour, gridOpacity: 0.15, domainColor: colour, tickColor: colour };
+    const config = { background: null, axis: { ...text, ...grey }, legend: { ...text, orient: "top", columns: 3, labelLimit: 300, symbolStrokeColor: colour }, view: { stroke: null } };
+    const { view } = await embedChart("#curves", drawn, { ast: true, actions: false, config, renderer: "svg" });
+    view.addEventListener("click", (_, item) => {
+      const row = item?.datum?.run ? findRun(item.datum) : item?.datum?.[0]?.run ? findRun(item.datum[0]) : null;
+      if (!row) return;
+      for (const other of row.parentElement.querySelectorAll(".found")) other.classList.remove("found");
+      row.classList.add("found");
+      row.closest("details")?.setAttribute("open", "");
+      row.scrollIntoView({ block: "center" });
+    });
+  };
+  stored("curves_steps").then(async (csv) => {
+    const data = rowsOf(csv);
+    await draw(data);
+    dark.addEventListener("change", () => draw(data));
+  });
+}

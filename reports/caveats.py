@@ -1,0 +1,38 @@
+"""Caveats: what limits a page's findings, in sentences."""
+
+from collections.abc import Sequence
+
+from analysis.bootstrap import FEW_RUNS
+
+
+def caveats(
+    completed: int, runs: int, planned: int, changed: bool, seeds: Sequence[int], problems: int
+) -> tuple[str, ...]:
+    """Return the completeness of the data, and the limits of their intervals.
+
+    Args:
+      completed: runs that were completed by a command of the study.
+      runs: runs that have a record.
+      planned: runs that the study plans; 0 if unknown.
+      changed: whether some runs were completed by another command than the study's.
+      seeds: number of seeds of each result.
+      problems: number of problems with the data.
+    """
+    how = " by a command of the study" if changed else ""
+    sentence = f"{completed} of {runs} runs are completed{how}"
+    sentences = [
+        f"{sentence}; {planned} are planned." if planned not in (0, runs) else f"{sentence}."
+    ]
+    if seeds and max(seeds) == 1:
+        sentences.append("One seed per result: the spread over seeds is unknown.")
+    elif seeds and min(seeds) < FEW_RUNS:
+        low, high = min(seeds), max(seeds)
+        count = f"{low}" if low == high else f"{low} to {high}"
+        sentences.append(
+            f"{count} seeds per result are too few for an interval on one environment: figures show the "
+            "single runs."
+        )
+    if problems:
+        noun, verb = ("problem", "was") if problems == 1 else ("problems", "were")
+        sentences.append(f"{problems} {noun} with the data {verb} found.")
+    return tuple(sentences)

@@ -1,0 +1,144 @@
+"""The interactive learning curves of a page: a Vega-Lite chart of one environment at a time.
+
+The chart reads the data of the figure `curves_steps`, which the page stores once. Vega evaluates its
+expressions with an interpreter, because the page's content security policy forbids `eval`.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+
+import vl_convert
+
+from plots import style
+
+DASHES = ([], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3])
+STEPS, TIME = "agent steps", "wall time (s)"
+
+
+def specification(environments: Sequence[str], look: style.Look) -> str:
+    """Return the chart as JSON in the language of Vega-Lite 6, without its data.
+
+    Args:
+      environments: to choose from.
+      look: names and colours; `usermeta.dark` has the colours for dark pages.
+    """
+    systems = [look.name(system) for system in look.systems]
+    colours = [look.colour(system) for system in look.systems]
+    colour = {
+        "field": "name",
+        "scale": {"domain": systems, "range": colours},
+        "title": None,
+    }
+    several = len(look.settings) > 1
+    dash = {
+        "field": "setting",
+        "scale": {
+            "domain": look.settings,
+            "range": [DASHES[i % len(DASHES)] for i in range(len(look.settings))],
+        },
+        "title": None,
+    }
+    shown = {"condition": {"param": "shown", "value": 1}, "value": 0.05}
+    names = ", ".join(
+        f"datum.system === {json.dumps(system)} ? {json.dumps(look.name(system))}"
+        for system in look.systems
+    ).replace(", datum", " : datum")
+    values = {
+        "y": {
+            "field": "value",
+            "type": "quantitative",
+            "title": "episodic return",
+            "scale": {"zero": False},
+        }
+    }
+    value = {"field": "value", "type": "quantitative", "format": ",.4~g"}
+    tooltip = [
+        {"field": "name", "title": "system"},
+        *([{"field": "setting"}] if several else []),
+        {"field": "seed"},
+        {"field": "step", "type": "quantitative", "format": ",.0f"},
+        {"field": "seconds", "type": "quantitative", "format": ",.1f"},
+        {**value, "title": "return"},
+        {"field": "low", "type": "quantitative", "format": ",.4~g"},
+        {"field": "high", "type": "quantitative", "format": ",.4~g"},
+    ]
+    spec = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "height": 380,
+        "data": {"name": "curves"},
+        "params": [
+            {
+                "name": "environment",
+                "value": environments[0],
+                "bind": {"input": "select", "options": environments, "name": "environment "},
+            },
+            {
+                "name": "axis",
+                "value": STEPS,
+                "bind": {"input": "select", "options": [STEPS, TIME], "name": "against "},
+            },
+        ],
+        "transform": [
+            {"filter": "datum.env_id === environment && isValid(datum.value)"},
+            {"calculate": f"{names} : datum.system", "as": "name"},
+            {"calculate": f"axis === {json.dumps(STEPS)} ? datum.step : datum.seconds", "as": "at"},
+        ],
+        "encoding": {
+            "x": {"field": "at", "type": "quantitative", "title": "agent steps, or seconds"},
+            "color": colour,
+            **({"strokeDash": dash} if several else {}),
+            "opacity": shown,
+        },
+        "layer": [
+            {
+                "transform": [{"filter": "!datum.run && isValid(datum.low)"}],
+                "mark": {"type": "area", "fillOpacity": 0.15},
+                "encoding": {
+                    "y": {"field": "low", "type": "quantitative"},
+                    "y2": {"field": "high"},
+                },
+            },
+            {
+                "transform": [{"filter": "datum.run"}],
+                "mark": {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.4, "cursor": "pointer"},
+                "encoding": {**values, "detail": {"field": "run"}, "tooltip": tooltip},
+            },
+            {
+                "transform": [{"filter": "!datum.run"}],
+                "params": [
+                    {
+                        "name": "shown",
+                        "select": {"type": "point", "fields": ["name"], "toggle": "event.shiftKey"},
+                        "bind": "legend",
+                    }
+                ],
+                "mark": {"type": "line", "strokeWidth": 2.2},
+                "encoding": values,
+            },
+            {
+                "transform": [{"filter": "!datum.run"}],
+                "params": [
+                    {
+                        "name": "near",
+                        "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
+                    }
+                ],
+                "mark": {"type": "point", "filled": True, "size": 60},
+                "encoding": {
+                    **values,
+                    "tooltip": tooltip,
+                    "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
+                },
+            },
+        ],
+        "usermeta": {"dark": [style.DARK[one] for one in colours]},
+    }  # fmt: skip
+    return json.dumps(spec, ensure_ascii=True).replace("<", "\\u003c")
+
+
+@functools.cache
+def library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script, which defines `embedChart`."""
+    return vl_convert.javascript_bundle("window.embedChart = vegaEmbed;")

@@ -1,0 +1,279 @@
+"""Findings: the sentences that answer a study's question, computed from its tables.
+
+A study file names the kinds of findings that answer its question (`findings`); each kind is a function here.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import lag_tables, study_tables, summary, verdicts
+from analysis.bootstrap import FEW_RUNS
+from analysis.selection import GROUP
+from experiments.study import Finding
+from reports.page import number
+from reports.study import StudyRuns
+
+MOST_ENVIRONMENTS = 3  # that a finding names one by one
+MOST_PAIRS = 2  # of systems, likewise
+Sentences = Iterable[str]
+
+
+def findings(study: StudyRuns) -> tuple[str, ...]:
+    """Return the findings that a study asks for, or by default those that its tables allow."""
+    asked = study.plan.findings if study.plan else ()
+    if asked:
+        return tuple(sentence for kind in asked for sentence in KINDS[kind](study))
+    for kinds in (("targets", "bits"), ("scores", "speeds")):
+        if found := tuple(sentence for kind in kinds for sentence in KINDS[kind](study)):
+            return found
+    return ()
+
+
+def _bits(study: StudyRuns) -> Sentences:
+    """Whether hardware settings give the same bits."""
+    by_system: dict[str, list[verdicts.Verdict]] = {}
+    for one in verdicts.verdicts(study.setting_verdicts, study.pairs):
+        if one.same is not None:
+            by_system.setdefault(one.system, []).append(one)
+    same = [name for name, of_it in by_system.items() if all(one.same for one in of_it)]
+    if same:
+        found = [one for name in same for one in by_system[name]]
+        settings = {setting for one in found for setting in one.settings}
+        processes = max(
+            (run.setting.processes for run in (study.plan.runs if study.plan else ())), default=1
+        )
+        where = f" in up to {processes} processes" if processes > 1 else ""
+        pairs = sum(one.pairs for one in found)
+        yield (
+            f"{_listed(_names(study, same))}: the same bits on {len(settings)} hardware settings{where} "
+            f"({pairs:,} of {_count(pairs, 'pair')} of runs)."
+        )
+    for name, of_it in by_system.items():
+        if name in same:
+            continue
+        pairs, agree = (
+            sum(getattr(one, what) for one in of_it) for what in ("pairs", "same_pairs")
+        )
+        if any(one.difference for one in of_it):
+            yield (
+                f"{_name(study, name)}: different bits on different hardware settings "
+                f"({pairs - agree:,} of {_count(pairs, 'pair')} of runs)."
+            )
+        else:
+            yield (
+                f"{_name(study, name)}: the same bits in {agree:,} of {_count(pairs, 'pair')} of runs; the "
+                "others lack a partner, or have no fingerprint of the same version."
+            )
+
+
+def _targets(study: StudyRuns) -> Sentences:
+    """How many runs reached their target return."""
+    asked = study.plan.targets if study.plan else {}
+    table = study_tables.target_table(study.done, asked, study.target_episodes)
+    if not len(table):
+        return
+    reached, runs = int(table["reached"].sum()), int(table["runs"].sum())
+    targets = ", ".join(f"{value:,g} on {env_id}" for env_id, value in sorted(asked.items()))
+    yield f"{reached} of {_count(runs, 'run')} reached the target return ({targets})."
+    missed = table[table["reached"] < table["runs"]]
+    if len(missed):
+        who = (
+            f"{_who(study, row)} on {row.env_id} ({row.reached} of {row.runs})"
+            for row in missed.itertuples()
+        )
+        yield f"Missed by {'; '.join(who)}."
+
+
+def _verdicts(study: StudyRuns) -> Sentences:
+    """Whether systems learn equally well."""
+    entries = study.system_verdicts
+    if not entries:
+        return
+    if len(entries) > MOST_PAIRS:
+        words = [entry["verdict"] for entry in entries]
+        counts = (
+            f"{words.count(w)} {w}" for w in ("equivalent", "different", "undecided") if w in words
+        )
+        yield f"{len(entries)} comparisons of learning curves: {', '.join(counts)}."
+        return
+    for entry in entries:
+        both = _listed([_name(study, entry[side]) for side in ("system_a", "system_b")])
+        p = {"equivalent": "p_equivalent", "different": "p_different"}.get(entry["verdict"], "")
+        note = f" (p = {entry[p]:.2g})" if p in entry else ""
+        drivers = f" on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
+        yield f"{both}: {entry['verdict']} learning curves{drivers}{note}."
+
+
+def _scores(study: StudyRuns) -> Sentences:
+    """The lowest and the highest final score on each environment."""
+    environments = study.scores["env_id"].unique()
+    if len(environments) > MOST_ENVIRONMENTS:
+        yield from _aggregates(study)
+        return
+    for env_id in environments:
+        here = study.scores[study.scores["env_id"] == env_id]
+        text = _range(study, here, "value", _score)
+        yield f"{env_id}: final score {text}."
+
+
+def _aggregates(study: StudyRuns) -> Sentences:
+    """The lowest and the highest interquartile mean over all environments."""
+    frame = study_tables.aggregate_table(study.comparable.tables)
+    iqm = frame[frame["metric"] == "iqm"] if len(frame) else frame
+    if len(iqm):
+
+        def text(row: object) -> str:
+            return _bracketed(row.value, row.low, row.high)
+
+        count = int(iqm["environments"].max())
+        over = _count(count, "environment")
+        yield f"IQM {study.score_name} over {over}: {_range(study, iqm, 'value', text)}."
+
+
+def _differences(study: StudyRuns) -> Sentences:
+    """Whether hardware settings of a system learn equally well."""
+    for entry in study.setting_verdicts:
+        if entry["verdict"] != "identical":
+            sides = f"{entry['setting_a']} and {entry['setting_b']}"
+            drivers = f" on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
+            system = f"{_name(study, entry['system'])}, " if len(study.look.systems) > 1 else ""
+            yield f"{system}{sides}: {entry['verdict']} learning curves{drivers}."
+
+
+def _speeds(study: StudyRuns) -> Sentences:
+    """The lowest and the highest speed on each environment."""
+    for env_id in study.speeds["env_id"].unique()[:MOST_ENVIRONMENTS]:
+        here = study.speeds[study.speeds["env_id"] == env_id]
+        text = _range(study, here, "sps", lambda row: number(row.sps, 0))
+        yield f"{env_id}: {text} steps per second."
+
+
+def _speedup(study: StudyRuns) -> Sentences:
+    """The speed of each system relative to the synchronous one of the same code."""
+    speeds = {tuple(getattr(r, n) for n in GROUP): r.sps for r in study.speeds.itertuples()}
+    for system in study.look.systems:
+        rows = [
+            (*key, sps / base)
+            for key, sps in speeds.items()
+            if key[0] == system and (base := speeds.get((f"{system}-sync", *key[1:])))
+        ]
+        if rows:
+            frame = pd.DataFrame(rows, columns=[*GROUP, "ratio"])
+            text = _range(study, frame, "ratio", lambda row: f"{row.ratio:.2f}")
+            mean = math.exp(np.log(frame["ratio"]).mean())
+            mean_text = f"; geometric mean {mean:.2f}" if len(frame) > MOST_PAIRS else ""
+            yield f"{_name(study, system)}: {text} times the synchronous speed{mean_text}."
+
+
+def _run_times(study: StudyRuns) -> Sentences:
+    """The shortest and the longest mean run time."""
+    frame = pd.DataFrame(summary.run_times(study.done))
+    if len(frame):
+        unit, name = (60, "minutes") if frame["seconds"].max() >= 120 else (1, "seconds")
+        text = _range(study, frame, "seconds", lambda row: number(row.seconds / unit))
+        yield f"A run takes {text} {name}."
+
+
+def _lag(study: StudyRuns) -> Sentences:
+    """The mean policy lag of each system."""
+    means = lag_tables.lag_means(study.lags)
+    if len(means):
+        names = [n for n in ("system", "setting") if means[n].nunique() > 1] or ["system"]
+        frame = means.groupby(names, observed=True)["mean"].mean().reset_index()
+        frame = frame.assign(**{n: "" for n in ("system", "setting") if n not in names})
+        text = _range(study, frame, "mean", lambda row: f"{row.mean:.2f}")
+        yield f"Mean policy lag: {text} versions."
+
+
+def _changes(study: StudyRuns) -> Sentences:
+    """The measured and the predicted policy changes inside rollouts."""
+    if not len(study.changing.runs):
+        return
+    rows = lag_tables.change_predictions(study.changing)
+    parts = (
+        f"{_who(study, row)} {number(row.measured)} ({number(row.by_time)})"
+        for row in rows.itertuples()
+    )
+    yield f"Policy changes per rollout, measured (and predicted): {', '.join(parts)}."
+
+
+KINDS: Mapping[Finding, Callable[[StudyRuns], Sentences]] = {
+    "bits": _bits,
+    "targets": _targets,
+    "verdicts": _verdicts,
+    "differences": _differences,
+    "scores": _scores,
+    "aggregates": _aggregates,
+    "speeds": _speeds,
+    "speedup": _speedup,
+    "run_times": _run_times,
+    "lag": _lag,
+    "changes": _changes,
+}
+
+
+def _score(row: object) -> str:
+    if row.runs >= FEW_RUNS:
+        return _bracketed(row.value, row.low, row.high)
+    return number(row.value)
+
+
+def _bracketed(value: float, low: float, high: float) -> str:
+    if not math.isfinite(low):
+        return number(value)
+    return f"{number(value)} [{number(low)}, {number(high)}]"
+
+
+def _range(
+    study: StudyRuns, frame: pd.DataFrame, column: str, text: Callable[[object], str]
+) -> str:
+    """Return the lowest and the highest row, with what distinguishes them from the others."""
+    known = frame[np.isfinite(frame[column].astype(float))].sort_values(column, kind="stable")
+    if known.empty:
+        return "unknown"
+    low, high = (next(known.iloc[[i]].itertuples()) for i in (0, -1))
+    if text(low) == text(high):
+        return text(low)
+    names = [n for n in ("system", "setting", "env_id") if n in known and known[n].nunique() > 1]
+
+    def end(row: object) -> str:
+        who = ", ".join(
+            _name(study, row.system) if n == "system" else str(getattr(row, n)) for n in names
+        )
+        return f"{text(row)} ({who})" if who else text(row)
+
+    return f"{end(low)} to {end(high)}"
+
+
+def _who(study: StudyRuns, row: object) -> str:
+    """Return the system or setting of a row, whichever distinguishes it."""
+    return (
+        str(row.setting)
+        if len(study.look.systems) == 1 and len(study.look.settings) > 1
+        else _name(study, row.system)
+        if len(study.look.settings) == 1
+        else f"{_name(study, row.system)}, {row.setting}"
+    )
+
+
+def _name(study: StudyRuns, system: str) -> str:
+    return study.look.name(system)
+
+
+def _names(study: StudyRuns, systems: Iterable[str]) -> list[str]:
+    """Return display names; of a system and its synchronous version, one."""
+    names = [_name(study, one) for one in study.look.systems if one in set(systems)]
+    both = [n for n in names if f"{n} (synchronous)" in names]
+    kept = [n for n in names if n.removesuffix(" (synchronous)") not in both or n in both]
+    return [f"{n} (both architectures)" if n in both else n for n in kept]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _count(number_: int, noun: str) -> str:
+    return f"{number_:,} {noun}{'' if number_ == 1 else 's'}"
