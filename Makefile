@@ -57,6 +57,7 @@ study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1]
 
 report: .venv/installed ## write the page of a study to site/: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
 	$(call need,STUDY,quickstart)$(BIN)/python -m reports.build $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --out $(call quoted,$(SITE)/$(FOLDER))
+	@$(BIN)/python -m reports.index --no-build --out $(call quoted,$(SITE))
 
 reports: .venv/installed ## write the pages of all studies in runs/ to site/, and their index
 	$(BIN)/python -m reports.index --runs $(call quoted,$(RUNS)) --out $(call quoted,$(SITE))

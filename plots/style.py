@@ -24,14 +24,14 @@ from analysis.tables import UNKNOWN
 from cleanba.record import replace_file
 
 # Colours on white -> the same on the background of dark pages. Each has a contrast of at least 4.5:1, and
-# those of systems are at least 8 apart in CIELAB for people with normal sight, protanopia and deuteranopia.
-BLUE, CYAN, ORANGE, OLIVE = "#1250d4", "#0078a8", "#b3560e", "#4d4708"
-GREEN, PURPLE, PINK, INK, SLATE = "#2f7a4b", "#6a1fa8", "#a12f60", "#1c1e21", "#6f757c"
+# those of systems are at least 14 apart in CIELAB for people with normal sight, protanopia and deuteranopia.
+BLUE, CYAN, ORANGE, OLIVE = "#1250d4", "#0b5992", "#b3560e", "#503610"
+GREEN, PURPLE, PINK, INK, SLATE = "#2b6a38", "#5d30a4", "#a2255c", "#1c1e21", "#6a6686"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, CYAN, PINK, INK, OLIVE, SLATE)
 GREY, LINE, GRID, SHADE, PAPER = "#5c636b", "#a9afb6", "#e4e4e4", "#eeeeee", "#ffffff"
 DARK = {
-    BLUE: "#7fb0ff", CYAN: "#5fa3b5", ORANGE: "#ff7a3d", OLIVE: "#f0d85a", GREEN: "#7ce8a4",
-    PURPLE: "#b46cff", PINK: "#ff4f7b", INK: "#e6e8ea", SLATE: "#878d95", GREY: "#a2a9b1",
+    BLUE: "#7fb0ff", CYAN: "#579ec1", ORANGE: "#ff7a3d", OLIVE: "#dae55e", GREEN: "#5bf9a4",
+    PURPLE: "#aa7eff", PINK: "#fd558f", INK: "#e6e8ea", SLATE: "#809995", GREY: "#a2a9b1",
     LINE: "#5a6169", GRID: "#2c3136", SHADE: "#24282d", PAPER: "#16181b",
 }  # fmt: skip
 
@@ -183,8 +183,8 @@ class Look(NamedTuple):
         free = [colour for colour in PALETTE if colour not in taken] or PALETTE
         markers = [one for one in MARKERS if one not in {look.marker for look in known}] or MARKERS
         index = [one for one in self.systems if one not in SYSTEMS].index(system)
-        marker = markers[(index + index // len(free)) % len(markers)]  # else pairs repeat soon
-        return SystemLook(system, free[index % len(free)], marker)
+        again, which = divmod(index, len(free))  # of the same colour, each has another marker
+        return SystemLook(system, free[which], markers[(which + again) % len(markers)])
 
 
 def name_of(system: str) -> str:

@@ -45,7 +45,10 @@ from reports.unpack import unpack
 
 # Numbers may differ in their last bits where libraries add in another order on another processor.
 TOLERANCE = 1e-6
-NO_FIGURE = Path(os.devnull)
+NO_FIGURE = "data:image/svg+xml;base64,"
+FIGURE = re.compile(
+    r'(data:image/svg\+xml;base64,|<script type="application/gzip" id="data-\w+">)[\w+/=]*'
+)
 LONGEST_REASON = 300  # characters
 LARGEST_PAGE = 64 * MB
 TONES = {"verified": "good", "refuted": "bad", "failed": "bad"}
@@ -130,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replace_file(out / "audit.json", msgspec.json.format(msgspec.json.encode(audit), indent=1))
     replace_file(out / "README.md", render.markdown_page(report, ()))
     replace_file(out / "index.html", render.html_page(report, {}))
-    print("\n".join(map(one_line, (*report.finding, *report.status))))
+    print("\n".join(map(one_line, (*report.finding, *report.caveats))))
     print(out / "index.html")
     return int(audit.refuted)
 
@@ -214,26 +217,29 @@ def examine(
 def compare_page(page: Page, data: Path) -> str:
     """Make the page of an archive again; return the first difference from the one in it, or "".
 
-    Figures are not compared.
+    Figures, and the data that they were drawn from, are not compared.
     """
     published = read_file(data / "index.html", LARGEST_PAGE).decode(errors="replace")
-    figures = {one.figure.name: NO_FIGURE for one in page.sections if one.figure}
-    if without_figures(published) != without_figures(render.html_page(page, figures)):
-        return "index.html does not show what result.json has"
     try:
         with contextlib.chdir(data), contextlib.redirect_stdout(None):
             runs = Path("runs") / page.name
             study = build.read_study(page.name, runs, Path("."), published=True)
             made = build.page_of(study)
+            chart = build.chart(study, page)
     except Exception as error:  # records of a stranger
         return f"the tables cannot be made: {type(error).__name__}: {error}"
+    names = [one.name for one in page.figures()]
+    images, stored = dict.fromkeys(names, NO_FIGURE), dict.fromkeys(names, "")
+    shown = render.html_page(page, images, stored, chart)
+    if without_figures(published) != without_figures(shown):
+        return "index.html does not show what result.json has"
     then, now = (msgspec.json.decode(msgspec.json.encode(one)) for one in (page, made))
     return first_difference(then, now)
 
 
 def without_figures(html: str) -> str:
-    """Return a page without the content of its images."""
-    return re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]*", "", html)
+    """Return a page without the content of its images, and without their data."""
+    return FIGURE.sub(r"\1", html)
 
 
 def first_difference(then: object, now: object, where: str = "result.json") -> str:
@@ -329,7 +335,7 @@ def report_of(audit: Audit, page: Page) -> Page:
         for name, outcome in audit.runs.items()
         if outcome.verdict in ("refuted", "failed")
     ]
-    status = [
+    caveats = [
         f"{sum(x.episodes for x in audit.runs.values()):,} episodes were simulated, and "
         f"{sum(x.updates for x in audit.runs.values()):,} updates repeated, in "
         f"{audit.seconds['runs']:,.0f} s; the tables took {audit.seconds['tables']:,.0f} s.",
@@ -365,7 +371,7 @@ def report_of(audit: Audit, page: Page) -> Page:
         title=f"Audit: {page.title}",
         question=f"Were the results of {audit.archive} computed as it claims?",
         finding=tuple(finding),
-        status=tuple(status),
+        caveats=tuple(caveats),
         sections=(Section("runs", "Runs", text=text, table=Table(columns, tuple(rows))),),
         commands=(
             f"make audit ARCHIVE={audit.archive} SEGMENTS={audit.segments} SEED={audit.seed}",

@@ -95,12 +95,13 @@ def build(
         if old.suffix in (".png", ".svg", ".csv") and old.stem not in figures:
             old.unlink()
     out.mkdir(parents=True, exist_ok=True)
-    svgs, data = (
-        {name: folder / f"{name}.{ending}" for name in sorted(figures)} for ending in ("svg", "csv")
+    images, data = (
+        {name: store(folder / f"{name}.{ending}") for name in sorted(figures)}
+        for store, ending in ((render.data_address, "svg"), (render.compressed, "csv"))
     )
-    environments = sorted(study.curves.means["env_id"].astype(str).unique())
-    chart = specification(environments, study.look) if "curves_steps" in figures else ""
-    replace_file(out / "index.html", render.html_page(page, svgs, data, chart))
+    index = "" if published else "../index.html"
+    html = render.html_page(page, images, data, chart(study, page), index)
+    replace_file(out / "index.html", html)
     replace_file(out / "README.md", render.markdown_page(page, figures, "figures/"))
     write_json(page, out / "result.json")
     return page
@@ -143,6 +144,13 @@ def page_of(study: StudyRuns) -> Page:
         hardware=hardware,
         dates=(dates[0], dates[-1]) if dates else None,
     )
+
+
+def chart(study: StudyRuns, page: Page) -> str:
+    """Return the specification of the interactive curves; '' if the page has no curves."""
+    if "curves_steps" not in {one.name for one in page.figures()}:
+        return ""
+    return specification(sorted(map(str, study.done.runs["env_id"].unique())), study.look)
 
 
 def _with_key_figure(

@@ -122,7 +122,12 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
                 "params": [
                     {
                         "name": "near",
-                        "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
+                        "select": {
+                            "type": "point",
+                            "on": "pointerover",
+                            "nearest": True,
+                            "clear": "pointerout",
+                        },
                     }
                 ],
                 "mark": {"type": "point", "filled": True, "size": 60},

@@ -16,17 +16,15 @@ from experiments.study import Finding
 from reports.page import number
 from reports.study import StudyRuns
 
-MOST_ENVIRONMENTS = 3  # that a finding names one by one
-MOST_PAIRS = 2  # of systems, likewise
+MOST_NAMED = 3  # environments, or results, that a finding names one by one
+MOST_PAIRS = 2  # likewise
 Sentences = Iterable[str]
 
 
 def findings(study: StudyRuns) -> tuple[str, ...]:
     """Return the findings that a study asks for, or by default those that its tables allow."""
     asked = study.plan.findings if study.plan else ()
-    if asked:
-        return tuple(sentence for kind in asked for sentence in KINDS[kind](study))
-    for kinds in (("targets", "bits"), ("scores", "speeds")):
+    for kinds in (asked, ("targets", "bits"), ("scores", "speeds")):
         if found := tuple(sentence for kind in kinds for sentence in KINDS[kind](study)):
             return found
     return ()
@@ -78,13 +76,15 @@ def _targets(study: StudyRuns) -> Sentences:
     reached, runs = int(table["reached"].sum()), int(table["runs"].sum())
     targets = ", ".join(f"{value:,g} on {env_id}" for env_id, value in sorted(asked.items()))
     yield f"{reached} of {_count(runs, 'run')} reached the target return ({targets})."
-    missed = table[table["reached"] < table["runs"]]
-    if len(missed):
-        who = (
-            f"{_who(study, row)} on {row.env_id} ({row.reached} of {row.runs})"
-            for row in missed.itertuples()
-        )
-        yield f"Missed by {'; '.join(who)}."
+    missed = [
+        f"{_who(study, row)} on {row.env_id} ({row.reached} of {row.runs})"
+        for row in table.itertuples()
+        if row.reached < row.runs
+    ]
+    if len(missed) > MOST_NAMED:
+        yield f"Missed by runs of {len(missed)} of {len(table)} results, such as {missed[0]}."
+    elif missed:
+        yield f"Missed by {'; '.join(missed)}."
 
 
 def _verdicts(study: StudyRuns) -> Sentences:
@@ -93,30 +93,21 @@ def _verdicts(study: StudyRuns) -> Sentences:
     if not entries:
         return
     if len(entries) > MOST_PAIRS:
-        words = [entry["verdict"] for entry in entries]
-        counts = (
-            f"{words.count(w)} {w}" for w in ("equivalent", "different", "undecided") if w in words
-        )
-        yield f"{len(entries)} comparisons of learning curves: {', '.join(counts)}."
+        yield f"{len(entries)} comparisons of learning curves: {_verdict_counts(entries)}."
         return
     for entry in entries:
         both = _listed([_name(study, entry[side]) for side in ("system_a", "system_b")])
         p = {"equivalent": "p_equivalent", "different": "p_different"}.get(entry["verdict"], "")
         note = f" (p = {entry[p]:.2g})" if p in entry else ""
-        drivers = f" on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
-        yield f"{both}: {entry['verdict']} learning curves{drivers}{note}."
+        yield f"{both}: {entry['verdict']} learning curves{_drivers(entry)}{note}."
 
 
 def _scores(study: StudyRuns) -> Sentences:
     """The lowest and the highest final score on each environment."""
-    environments = study.scores["env_id"].unique()
-    if len(environments) > MOST_ENVIRONMENTS:
+    if study.scores["env_id"].nunique() > MOST_NAMED:
         yield from _aggregates(study)
-        return
-    for env_id in environments:
-        here = study.scores[study.scores["env_id"] == env_id]
-        text = _range(study, here, "value", _score)
-        yield f"{env_id}: final score {text}."
+    else:
+        yield from _by_environment(study, "Final score", study.scores, "value", _score)
 
 
 def _aggregates(study: StudyRuns) -> Sentences:
@@ -135,37 +126,50 @@ def _aggregates(study: StudyRuns) -> Sentences:
 
 def _differences(study: StudyRuns) -> Sentences:
     """Whether hardware settings of a system learn equally well."""
+    by_system: dict[str, list[dict]] = {}
     for entry in study.setting_verdicts:
         if entry["verdict"] != "identical":
-            sides = f"{entry['setting_a']} and {entry['setting_b']}"
-            drivers = f" on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
-            system = f"{_name(study, entry['system'])}, " if len(study.look.systems) > 1 else ""
-            yield f"{system}{sides}: {entry['verdict']} learning curves{drivers}."
+            by_system.setdefault(entry["system"], []).append(entry)
+    for system, entries in by_system.items():
+        who = f"{_name(study, system)}: " if len(study.look.systems) > 1 else ""
+        many = len(entries) > MOST_PAIRS
+        shown = [one for one in entries if one["verdict"] == "different"] if many else entries
+        pairs = [f"{one['setting_a']} and {one['setting_b']}{_drivers(one)}" for one in shown]
+        if many:
+            differ = f" ({'; '.join(pairs)})" if pairs else ""
+            text = f"{len(entries)} comparisons of settings: {_verdict_counts(entries)}{differ}"
+        else:
+            words = (one["verdict"] for one in shown)
+            text = "; ".join(
+                f"{pair}: {word} learning curves" for pair, word in zip(pairs, words, strict=True)
+            )
+        yield f"{who}{text}."
 
 
 def _speeds(study: StudyRuns) -> Sentences:
     """The lowest and the highest speed on each environment."""
-    for env_id in study.speeds["env_id"].unique()[:MOST_ENVIRONMENTS]:
-        here = study.speeds[study.speeds["env_id"] == env_id]
-        text = _range(study, here, "sps", lambda row: number(row.sps, 0))
-        yield f"{env_id}: {text} steps per second."
+    yield from _by_environment(
+        study, "Steps per second", study.speeds, "sps", lambda row: number(row.sps, 0)
+    )
 
 
 def _speedup(study: StudyRuns) -> Sentences:
-    """The speed of each system relative to the synchronous one of the same code."""
+    """The speed of each system relative to the synchronous one of the same code: geometric mean, range."""
     speeds = {tuple(getattr(r, n) for n in GROUP): r.sps for r in study.speeds.itertuples()}
+    parts = []
     for system in study.look.systems:
-        rows = [
-            (*key, sps / base)
+        ratios = [
+            sps / base
             for key, sps in speeds.items()
             if key[0] == system and (base := speeds.get((f"{system}-sync", *key[1:])))
         ]
-        if rows:
-            frame = pd.DataFrame(rows, columns=[*GROUP, "ratio"])
-            text = _range(study, frame, "ratio", lambda row: f"{row.ratio:.2f}")
-            mean = math.exp(np.log(frame["ratio"]).mean())
-            mean_text = f"; geometric mean {mean:.2f}" if len(frame) > MOST_PAIRS else ""
-            yield f"{_name(study, system)}: {text} times the synchronous speed{mean_text}."
+        if ratios:
+            mean = math.exp(np.log(ratios).mean())
+            low, high = (f"{end(ratios):.2f}" for end in (min, max))
+            spread = f" ({low} to {high})" if low != high else ""
+            parts.append(f"{_name(study, system)} {mean:.2f} times{spread}")
+    if parts:
+        yield f"Speed relative to the synchronous architecture: {', '.join(parts)}."
 
 
 def _run_times(study: StudyRuns) -> Sentences:
@@ -181,11 +185,17 @@ def _lag(study: StudyRuns) -> Sentences:
     """The mean policy lag of each system."""
     means = lag_tables.lag_means(study.lags)
     if len(means):
-        names = [n for n in ("system", "setting") if means[n].nunique() > 1] or ["system"]
-        frame = means.groupby(names, observed=True)["mean"].mean().reset_index()
-        frame = frame.assign(**{n: "" for n in ("system", "setting") if n not in names})
-        text = _range(study, frame, "mean", lambda row: f"{row.mean:.2f}")
-        yield f"Mean policy lag: {text} versions."
+        by = "system" if means["system"].nunique() > 1 else "setting"
+        who: dict[str, list[str]] = {}
+        for name, lag in means.groupby(by, observed=True)["mean"].mean().items():
+            who.setdefault(f"{lag:.2f}", []).append(str(name))
+        ordered = sorted(who.items(), key=lambda item: float(item[0]))
+        named = (
+            f"{lag} ({', '.join(_names(study, them) if by == 'system' else them)})"
+            for lag, them in ordered
+        )
+        text = next(iter(who)) if len(who) == 1 else ", ".join(named)
+        yield f"Mean policy lag in versions: {text}."
 
 
 def _changes(study: StudyRuns) -> Sentences:
@@ -213,6 +223,27 @@ KINDS: Mapping[Finding, Callable[[StudyRuns], Sentences]] = {
     "lag": _lag,
     "changes": _changes,
 }
+
+
+def _by_environment(
+    study: StudyRuns, what: str, frame: pd.DataFrame, column: str, text: Callable[[object], str]
+) -> Sentences:
+    """The lowest and the highest value on each of the first environments."""
+    parts = (
+        f"{env_id} {_range(study, frame[frame['env_id'] == env_id], column, text)}"
+        for env_id in frame["env_id"].unique()[:MOST_NAMED]
+    )
+    if len(frame):
+        yield f"{what}: {'; '.join(parts)}."
+
+
+def _verdict_counts(entries: Sequence[Mapping]) -> str:
+    words = [entry["verdict"] for entry in entries]
+    return ", ".join(f"{words.count(w)} {w}" for w in sorted(set(words), key=words.count)[::-1])
+
+
+def _drivers(entry: Mapping) -> str:
+    return f" on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
 
 
 def _score(row: object) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import matplotlib as mpl
 
@@ -24,6 +25,8 @@ class Args:
     """Folder of all records."""
     out: str = "site"
     """Folder of all pages."""
+    build: bool = True
+    """Build the pages first; without it, list those that are there."""
 
 
 def entries(folder: Path) -> list[Page]:
@@ -42,8 +45,18 @@ def write(folder: Path) -> Path:
         raise ReportError(f"{folder}: there is no page there")
     if not render.was_made_here(file):
         raise ReportError(f"{file} was not made by this command: choose another --out")
-    replace_file(file, render.html_index(found))
+    replace_file(file, render.html_index(found, thumbnails(folder, found)))
     return file
+
+
+def thumbnails(folder: Path, pages: Sequence[Page]) -> dict[str, str]:
+    """Return the addresses of the pictures that show the findings of pages, by the pages' names."""
+    found = {}
+    for page in pages:
+        picture = f"{page.name}/figures/{page.key.name}.svg" if page.key else ""
+        if picture and (folder / picture).is_file():
+            found[page.name] = quote(picture)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Build all pages.")
         runs, out = Path(args.runs), Path(args.out)
-        for study in sorted(path.parent for path in runs.glob("*/study.toml")):
+        studies = sorted(path.parent for path in runs.glob("*/study.toml")) if args.build else []
+        for study in studies:
             try:
                 build.build(study.name, study, out / study.name)
                 print(f"{study.name}: {out / study.name / 'index.html'}", flush=True)

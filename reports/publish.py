@@ -33,7 +33,8 @@ from reports.study import ReportError
 MOST_BYTES = 150_000  # largest size of a figure
 WIDTH = 1200  # pixels
 COLOURS = 256
-# One figure of each group, the first that the page has: curves, what the study is about, speed.
+# Published are the figure that shows the answer, and one of each group: the first that the page has.
+MOST_FIGURES = 3
 FIGURES = (
     ("curves_steps",),
     ("aggregates", "policy_changes", "policy_lag", "final_scores"),
@@ -125,9 +126,8 @@ def publish(page: Page, figures: Path, results: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "result.json"
     if file.exists():
-        for section in read_json(file).sections:
-            if section.figure:
-                (folder / f"{section.figure.name}.png").unlink(missing_ok=True)
+        for figure in read_json(file).figures():
+            (folder / f"{figure.name}.png").unlink(missing_ok=True)
     page = without_links(page)
     write_json(page, file)
     images = chosen(page)
@@ -158,9 +158,10 @@ def without_links(page: Page) -> Page:
 
 def chosen(page: Page) -> list[str]:
     """Return the names of the figures that are published."""
-    there = {one.figure.name for one in page.sections if one.figure}
+    there = {one.name for one in page.figures()}
     groups = ([name for name in group if name in there] for group in FIGURES)
-    return [group[0] for group in groups if group]
+    names = [*([page.key.name] if page.key else []), *(group[0] for group in groups if group)]
+    return list(dict.fromkeys(names))[:MOST_FIGURES]
 
 
 def small_png(file: Path) -> bytes:

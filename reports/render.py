@@ -49,17 +49,19 @@ def escape(text: object) -> str:
 
 def html_page(
     page: Page,
-    images: Mapping[str, Path],
-    data: Mapping[str, Path] | None = None,
+    images: Mapping[str, str],
+    data: Mapping[str, str] | None = None,
     explorer: str = "",
+    index: str = "",
 ) -> str:
     """Return the HTML page.
 
     Args:
       page: the page.
-      images: figure name -> SVG or PNG file.
-      data: figure name -> CSV file.
+      images: figure name -> address of the picture, such as `data_address` makes.
+      data: figure name -> its data, as `compressed` makes them.
       explorer: of `explorer.specification`, which needs the data of `curves_steps`; '' for none.
+      index: address of the page that lists all studies; '' for none.
     """
     script = (TEMPLATES / "report.js").read_text()
     vega = library() if explorer else ""
@@ -70,9 +72,10 @@ def html_page(
         script=Markup(script),
         vega=Markup(vega),
         script_digests=[_digest(one) for one in (script, vega) if one],
-        images={name: _data_address(path) for name, path in images.items()},
-        data={name: _compressed(path) for name, path in (data or {}).items()},
+        images=images,
+        data=data or {},
         explorer=Markup(explorer),
+        index=index,
     )
 
 
@@ -223,26 +226,30 @@ def _template(name: str) -> jinja2.Template:
         "shown": pages.shown,
         "sort_value": pages.sort_value,
     }
-    environment.filters["code"] = lambda text: Markup(_MARKDOWN.renderInline(_code_only(text)))
+    environment.filters["code"] = _with_code
     environment.globals |= {"provenance": provenance}
     environment.tests["cell"] = lambda value: isinstance(value, Cell)
     return environment.get_template(name)
 
 
-def _code_only(text: str) -> str:
-    """Return a text in which backticks are the only Markdown."""
-    parts = text.split("`")
-    return "`".join(visible(one) if i % 2 else escape(one) for i, one in enumerate(parts))
+def _with_code(text: str) -> Markup:
+    """Return a text as HTML in which pairs of backticks enclose code."""
+    parts = [html_escape(visible(part)) for part in text.split("`")]
+    last = "`" + parts.pop() if len(parts) % 2 == 0 else ""
+    coded = (f"<code>{part}</code>" if i % 2 else str(part) for i, part in enumerate(parts))
+    return Markup("".join(coded) + last)
 
 
 def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _data_address(image: Path) -> str:
+def data_address(image: Path) -> str:
+    """Return an SVG or PNG file as an address."""
     kind = {".svg": "image/svg+xml", ".png": "image/png"}[image.suffix]
     return f"data:{kind};base64,{base64.b64encode(image.read_bytes()).decode()}"
 
 
-def _compressed(file: Path) -> str:
+def compressed(file: Path) -> str:
+    """Return a file as gzip in base64; the same file gives the same text."""
     return base64.b64encode(gzip.compress(file.read_bytes(), mtime=0)).decode()

@@ -18,7 +18,9 @@ from reports.study import StudyRuns
 YES, NO = Cell("yes", tone="good"), Cell("no", tone="bad")
 COUNTS = ("pairs", "same_pairs", "compared")  # of a verdict
 INTERVAL = "95% interval, or range"
-SPREAD = f"The interval is a bootstrap over seeds; of fewer than {FEW_RUNS} seeds, their range is shown instead."
+SPREAD = (
+    f"The interval is a bootstrap over seeds; fewer than {FEW_RUNS} seeds have their range instead."
+)
 OUTCOMES = {"final": "final score", "area": "area"}
 P_VALUES = ("p_equivalent", "p_different")
 VERDICTS = (

@@ -33,7 +33,11 @@ const large = dialog.querySelector("img");
 for (const image of document.querySelectorAll("figure img")) {
   const open = () => { large.src = image.src; large.alt = image.alt; dialog.showModal(); };
   image.addEventListener("click", open);
-  image.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
+  image.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // else the same key closes the dialog by its button
+    open();
+  });
 }
 dialog.addEventListener("click", () => dialog.close());
 // Open all tables for printing.

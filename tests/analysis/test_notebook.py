@@ -111,10 +111,11 @@ def test_curves_of_arrays(scores):
     along = {name: last[:, :, None] * [0.5, 1.0] for name, last in scores.items()}
     curves = analysis.curves(along, frames=[10, 20])
     one = curves[(curves["system"] == "C") & (curves["env_id"] == "task 3")]
-    assert one["x"].tolist() == [10, 20]
+    assert one["step"].tolist() == [10, 20]
+    assert one["seconds"].isna().all()
     np.testing.assert_allclose(one["value"], along["C"][:, 3].mean(axis=0))
     assert set(one["runs"]) == {10}
-    ends = analysis.sample_efficiency(along, metrics=["iqm"]).query("x == 2").set_index("system")
+    ends = analysis.sample_efficiency(along, metrics=["iqm"]).query("step == 2").set_index("system")
     iqm = analysis.aggregate(scores).query("metric == 'iqm'").set_index("system")
     np.testing.assert_allclose(ends["value"], iqm["value"])
 
@@ -144,8 +145,6 @@ def test_other_arguments_that_would_be_misread_are_refused(scores, folder):
         (lambda: analysis.aggregate(matrix), "algorithm -> array, not ndarray"),
         (lambda: analysis.aggregate({}), "no array of scores"),
         (lambda: analysis.curves(scores), "not runs x tasks x frames"),
-        (lambda: analysis.curves(along, axis="time"), "no times"),
-        (lambda: analysis.curves(along, axis="tme"), "axis: 'tme' is none of step, time"),
         (lambda: analysis.curves(along, frames=[1, 2]), "frames: 1 ascending steps are expected"),
         (lambda: analysis.compare(scores, "seeds"), "'seeds' is none of systems, settings"),
         (lambda: analysis.compare({"A": matrix}), "no two systems to compare"),

@@ -238,7 +238,7 @@ def test_a_column_of_the_updates_is_averaged_between_points_of_the_grid(write_ru
     # 10 updates of 100 steps, with losses 1, 1/2, ..., 1/10; two seeds alike
     tables = read_records([write_run(seed=1), write_run(seed=2)])
     table = learning_curves.update_curve_table(tables, "loss", points=5)
-    assert table["x"].tolist() == [200, 400, 600, 800, 1000]
+    assert table["step"].tolist() == [200, 400, 600, 800, 1000]
     expected = [(1 / n + 1 / (n + 1)) / 2 for n in (1, 3, 5, 7, 9)]
     np.testing.assert_allclose(table["value"], expected)
     np.testing.assert_allclose(table["low"], expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
-from synthetic_runs import study_folder
+from synthetic_runs import study_folder, write_run
 
 import analysis
 from analysis import lag_tables, selection, study_tables, summary
@@ -79,7 +79,7 @@ def some_claims():
 @pytest.fixture(scope="module")
 def draw(tables, look):
     """Functions that draw each figure, by name."""
-    steps, time = (study_tables.learning_curves(tables, axis) for axis in ("step", "time"))
+    means, runs = study_tables.learning_curves(tables)
     scores, speeds = study_tables.score_table(tables), speeds_of.speed_table(tables)
     times, lags = times_of.time_table(tables), lag_tables.lag_table(tables)
     aggregates, curves = study_tables.aggregate_table(tables), study_tables.efficiency(tables)
@@ -90,8 +90,8 @@ def draw(tables, look):
         "efficiency": lambda: efficiency.draw(curves, look, SOURCE, "score"),
         "profiles": lambda: profiles.draw(shares, look, SOURCE, "score"),
         "run_times": lambda: run_times.draw(seconds, look, SOURCE),
-        "steps": lambda: learning_curves.draw(steps, look, SOURCE),
-        "time": lambda: learning_curves.draw(time, look, SOURCE),
+        "steps": lambda: learning_curves.draw(means, look, SOURCE, runs=runs),
+        "time": lambda: learning_curves.draw(means, look, SOURCE, x="seconds", runs=runs),
         "scores": lambda: final_scores.draw(scores, look, SOURCE),
         "speed": lambda: speed.draw(speeds, look, SOURCE),
         "spent": lambda: time_spent.draw(times, look, SOURCE),
@@ -204,30 +204,33 @@ def test_the_interval_of_a_final_score_is_drawn_from_end_to_end():
     scores = pd.DataFrame(
         {
             "system": ["a", "b"], "setting": "x", "env_id": "Pong-v5", "value": [2.0, 5.0],
-            "low": [1.0, 3.0], "high": [6.0, 7.5], "runs": 3, "each": [(1.0, 2.0), (4.0, 5.0)],
+            "low": [1.0, 3.0], "high": [6.0, 7.5], "runs": 5, "each": [(1.0, 2.0), (4.0, 5.0)],
         }
     )  # fmt: skip
     figure = final_scores.draw(scores, style.look_of(["a", "b"], ["x"]), SOURCE)
     lines = [line.get_xdata() for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     assert sorted(tuple(x) for x in lines if len(x) == 2) == [(1.0, 6.0), (3.0, 7.5)]
+    few = final_scores.draw(scores.assign(runs=3), style.look_of(["a", "b"], ["x"]), SOURCE)
+    assert not [line for line in few.axes[0].lines if len(line.get_xdata()) == 2]
 
 
 def test_a_band_is_drawn_from_its_low_to_its_high_end():
     x = np.array([1.0, 2.0, 3.0])
-    curve = pd.DataFrame({"x": x, "value": 10 * x, "low": 10 * x - 4, "high": 10 * x + 7})
-    curve = curve.assign(system="a", setting="s", env_id="Pong-v5", axis="step", runs=3)
+    curve = pd.DataFrame({"step": x, "value": 10 * x, "low": 10 * x - 4, "high": 10 * x + 7})
+    curve = curve.assign(system="a", setting="s", env_id="Pong-v5", runs=5)
     panel = learning_curves.draw(curve, source=SOURCE).axes[0]
     (band,) = panel.collections
     drawn = {tuple(vertex) for vertex in band.get_paths()[0].vertices}
     assert drawn >= {(a, 10 * a - 4) for a in x} | {(a, 10 * a + 7) for a in x}
     assert panel.lines[0].get_ydata().tolist() == [10, 20, 30]
+    assert not learning_curves.draw(curve.assign(runs=3), source=SOURCE).axes[0].collections
 
 
 def test_the_mean_lag_is_that_of_the_rollouts():
     shares = pd.DataFrame({"value": [1.0, 2.0, 9.0], "share": [0.5, 0.4, 0.1]})
     shares = shares.assign(system="a", setting="s", env_id="Pong-v5", runs=3)
     panel = policy_lag.draw(shares, style.look_of(["a"], ["s"]), SOURCE).axes[0]
-    assert [text.get_text() for text in panel.texts] == ["2.20"]  # 0.5 + 0.8 + 0.9
+    assert [text.get_text() for text in panel.texts] == ["50%", "mean 2.20"]  # 0.5 + 0.8 + 0.9
     bars = {bar.get_x() + bar.get_width() / 2: -bar.get_height() for bar in panel.patches}
     heights = [bars[value] for value in (1.0, 2.0, 9.0)]
     assert np.array(heights) / sum(bars.values()) == pytest.approx([0.5, 0.4, 0.1])
@@ -244,24 +247,26 @@ def test_the_same_data_give_the_same_files(draw, name, tmp_path):
 
 
 def test_a_system_has_the_same_colour_on_every_figure(drawn, look):
-    for name in ("steps", "scores"):
+    names = {look.name(system): system for system in look.systems}
+    for name in ("steps", "efficiency"):
         handles = drawn(name).legends[0]
-        labels = [text.get_text() for text in handles.get_texts()]
-        for label, line in zip(labels, handles.get_lines(), strict=True):
-            if label in look.systems:
-                assert line.get_color() == look.colour(label, look.settings[0])
-    bars = {patch.get_facecolor() for panel in drawn("speed").axes for patch in panel.patches}
-    assert bars == {
-        mpl.colors.to_rgba(look.colour(system, look.settings[0])) for system in look.systems
-    }
+        lines = dict(
+            zip((t.get_text() for t in handles.get_texts()), handles.get_lines(), strict=True)
+        )
+        assert set(names) < set(lines)
+        for label, system in names.items():
+            assert lines[label].get_color() == look.colour(system, look.settings[0])
+    bars = {patch.get_facecolor()[:3] for panel in drawn("speed").axes for patch in panel.patches}
+    assert bars == {mpl.colors.to_rgb(look.colour(system)) for system in look.systems}
 
 
 def test_curves_of_two_settings_that_agree_are_both_visible(drawn, look):
     panel = drawn("steps").axes[0]
+    colour = look.colour("cleanba_ppo", "a0-l0-t1")
     lines = [
-        line for line in panel.lines if line.get_color() == look.colour("cleanba_ppo", "a0-l0-t1")
+        line for line in panel.lines if line.get_color() == colour and line.get_linewidth() >= 1
     ]
-    assert len(lines) == 2
+    assert len(lines) == 2  # beside the thin ones of single runs
     first, second = sorted(lines, key=lambda line: line.get_zorder() or panel.lines.index(line))
     assert np.array_equal(first.get_ydata(), second.get_ydata(), equal_nan=True)
     assert first.get_linewidth() > 2 * second.get_linewidth()  # the second lies within the first
@@ -286,7 +291,7 @@ def test_bars_of_time_spent_add_up_to_the_whole(drawn):
 
 
 def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path):
-    study_folder(tmp_path, ("cost_$5_and_$6",), seeds=(1, 2), steps=5_120)
+    study_folder(tmp_path, ("cost_$5_and_$6", "free"), seeds=(1, 2), steps=5_120)
     tables = selection.completed(read_records([tmp_path]))
     look = style.look_of(tables.runs["system"], tables.runs["setting"])
     figure = speed.draw(speeds_of.speed_table(tables), look, SOURCE)
@@ -307,13 +312,60 @@ DEUTERANOPIA = [
 ]
 
 
-@pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA])
-def test_the_colour_blind_can_tell_the_systems_apart(seen):
-    colours = np.array([mpl.colors.to_rgb(colour) for colour in style.PALETTE])
-    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
-    lab = to_lab(np.clip(linear @ np.transpose(seen), 0, 1))
+DAY, NIGHT = style.PALETTE, tuple(style.DARK[colour] for colour in style.PALETTE)
+
+
+def linear(colours):
+    colours = np.array([mpl.colors.to_rgb(colour) for colour in colours])
+    return np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+
+
+@pytest.mark.parametrize("colours", [DAY, NIGHT], ids=["day", "night"])
+@pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA], ids=["all", "p", "d"])
+def test_the_colour_blind_can_tell_the_systems_apart(seen, colours):
+    lab = to_lab(np.clip(linear(colours) @ np.transpose(seen), 0, 1))
     for a, b in itertools.combinations(lab, 2):
         assert np.linalg.norm(a - b) > 12
+
+
+@pytest.mark.parametrize(
+    ("colours", "paper"),
+    [(DAY, style.PAPER), (NIGHT, style.DARK[style.PAPER])],
+    ids=["day", "night"],
+)
+def test_thin_lines_have_enough_contrast(colours, paper):
+    weights = [0.2126, 0.7152, 0.0722]  # of WCAG 2
+    drawn, behind = linear(colours) @ weights, linear([paper]) @ weights
+    contrast = (np.maximum(drawn, behind) + 0.05) / (np.minimum(drawn, behind) + 0.05)
+    assert contrast.min() > 4.5
+
+
+def test_no_two_known_systems_look_alike():
+    looks = [(look.colour, look.marker) for look in style.SYSTEMS.values()]
+    assert len({look.name for look in style.SYSTEMS.values()}) == len(looks)
+    for group in ("cleanba", "hts_rl", "schemes_ppo"):  # that are drawn together
+        here = [look.colour for name, look in style.SYSTEMS.items() if name.startswith(group)]
+        assert len(set(here)) == len(here)
+
+
+def test_a_system_looks_the_same_beside_any_others():
+    alone = style.look_of(["cleanba_ppo"], ["x"])
+    beside = style.look_of(["moolib", "mine", "cleanba_ppo"], ["x"])
+    for look in (alone, beside):
+        assert look.colour("cleanba_ppo") == style.SYSTEMS["cleanba_ppo"].colour
+        assert look.marker("cleanba_ppo") == style.SYSTEMS["cleanba_ppo"].marker
+
+
+def test_the_time_curve_ends_at_the_mean_of_the_final_scores(tmp_path):
+    for seed, seconds in ((1, 4.2), (2, 4.2), (3, 10.6)):
+        speed = 10_240 / (seconds - 1.5)  # 1.5 s of compilation
+        write_run(tmp_path / f"s{seed}", seed=seed, steps=10_240, sps=speed)
+    tables = selection.completed(read_records([tmp_path]))
+    curves, scores = study_tables.learning_curves(tables).means, study_tables.score_table(tables)
+    figure = learning_curves.draw(curves, source=SOURCE, x="seconds")
+    (line,) = (line for line in figure.axes[0].lines if len(line.get_xdata()) == len(curves))
+    assert line.get_ydata()[-1] == pytest.approx(scores["value"].item())
+    assert line.get_xdata()[-1] == pytest.approx(np.mean([4.2, 4.2, 10.6]), rel=0.02)
 
 
 def to_lab(linear):
@@ -352,7 +404,7 @@ def test_every_curve_has_markers_that_others_do_not_cover():
     frames = [
         pd.DataFrame(
             {
-                "system": name, "setting": "one", "env_id": "Catch-v0", "axis": "step", "x": x,
+                "system": name, "setting": "one", "env_id": "Catch-v0", "step": x,
                 "value": np.where(x <= 1 - index / 10, x, np.nan), "low": np.nan, "high": np.nan, "runs": 1,
             }
         )
@@ -367,17 +419,16 @@ def test_every_curve_has_markers_that_others_do_not_cover():
     assert len(set(marks)) == len(marks) == 4 * len(names)
 
 
-def test_of_one_system_the_settings_have_colours(tables):
+def test_of_one_system_the_settings_have_shades_of_its_colour(tables):
     only = selection.of_runs(
         tables, tables.runs["run"][(tables.runs["system"] == "cleanba_ppo").to_numpy(bool)]
     )
     look = style.look_of(only.runs["system"], only.runs["setting"])
-    figure = learning_curves.draw(study_tables.learning_curves(only, "step"), look, SOURCE)
+    figure = learning_curves.draw(study_tables.learning_curves(only).means, look, SOURCE)
     colours = {line.get_color() for panel in figure.axes for line in panel.lines}
     assert len(colours) == len(look.settings) == 2
-    legend = figure.legends[0]
-    assert legend.get_title().get_text() == "cleanba_ppo"
-    assert [line.get_color() for line in legend.get_lines()] == [
+    assert look.colour("cleanba_ppo", look.settings[0]) == style.SYSTEMS["cleanba_ppo"].colour
+    assert [line.get_color() for line in figure.legends[0].get_lines()[-2:]] == [
         look.colour("cleanba_ppo", setting) for setting in look.settings
     ]
 
@@ -387,8 +438,9 @@ def test_pairs_of_system_and_setting_without_runs_have_no_row(tables, look):
     lags = lags[(lags["system"] != "cleanba_ppo") | (lags["setting"] == "a0-l0-t1")]
     figure = policy_lag.draw(lags, look, SOURCE)
     labels = [t.get_text() for t in figure.axes[0].get_yticklabels()]
-    assert len(labels) == 7
-    assert "cleanba_ppo\na0-l0,1-t2" not in labels
+    assert labels.count("a0-l0,1-t2") == 3
+    assert labels.count("a0-l0-t1") == 4
+    assert set(labels) - set(look.settings) == {look.name(system) for system in look.systems}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Helpers for tests of pages: build a small page, and read it."""
 
+import base64
+import gzip
+import re
 from html.parser import HTMLParser
 
 from synthetic_runs import study_folder
 
-from reports import build
+from reports import build, explorer
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 SYSTEMS = ("cleanba_ppo", "cleanba_ppo-sync")
@@ -21,6 +24,18 @@ def pages(place, name="quickstart"):
     """Return the HTML page and the Markdown page of a study."""
     folder = place / "site" / name
     return [(folder / page).read_text() for page in ("index.html", "README.md")]
+
+
+def own(html):
+    """Return the page without its images, their data, and the library of the interactive chart."""
+    text = re.sub(r'src="data:[^"]*"', "", html).replace(explorer.library(), "")
+    return re.sub(r'(<script type="application/gzip" [^>]*>)[^<]*', r"\1", text)
+
+
+def stored_data(html):
+    """Return the data of the figures, by name."""
+    found = re.findall(r'<script type="application/gzip" id="data-(\w+)">([^<]*)</script>', html)
+    return {name: gzip.decompress(base64.b64decode(text)).decode() for name, text in found}
 
 
 def texts(place, name="quickstart"):

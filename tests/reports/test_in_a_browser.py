@@ -102,11 +102,12 @@ def test_tables_sort_by_a_click_on_a_heading(report):
 
 def test_tables_filter_by_what_is_typed(report):
     page = report()
+    page.locator("#runs > details > summary").click()
     assert len(shown(page, "t-runs")) == 24
-    page.locator("input[data-table=t-runs]").fill("Catch-v0 sync")
+    page.locator("input[data-table=t-runs]").fill("Catch-v0 synchronous")
     rows = shown(page, "t-runs")
     assert len(rows) == 6
-    assert {(row[0], row[1]) for row in rows} == {("Catch-v0", "cleanba_ppo-sync")}
+    assert {(row[0], row[1]) for row in rows} == {("Catch-v0", "Cleanba PPO (synchronous)")}
     page.locator("input[data-table=t-runs]").fill("")
     assert len(shown(page, "t-runs")) == 24
 

@@ -34,7 +34,7 @@ def test_both_pages_hold_every_part(site):
             "Speed",
             "Where the time went",
             "Policy lag",
-            "Data quality",
+            "What limits this answer",
             "Runs",
             "Reproduce this page",
             "python -m reports.build quickstart",
@@ -43,8 +43,10 @@ def test_both_pages_hold_every_part(site):
             "3 seeds",
         ):
             assert part in text
-    assert len(re.findall(r"!\[.*\]\(figures/\w+\.png\)", markdown)) == 8
-    assert html.count('src="data:image/svg+xml;base64,') == 8
+    names = re.findall(r"!\[.*\]\(figures/(\w+)\.png\)", markdown)
+    assert len(names) == len(set(names)) == 9
+    assert re.findall(r'<figure data-name="(\w+)"><img src="data:image/svg', html) == names
+    assert re.findall(r'<script type="application/gzip" id="data-(\w+)">', html) == sorted(names)
 
 
 def test_both_pages_say_the_same(site):
@@ -74,7 +76,7 @@ def test_the_data_of_a_page_are_read_back_as_they_were_written(tmp_path, site):
     assert list(decoded) == sorted(decoded)
     # a line for each row, so that a diff names the runs that changed
     lines = [
-        line for line in text.splitlines() if '["Catch-v0", "cleanba_ppo", "a0-l0-t1", 1, ' in line
+        line for line in text.splitlines() if '["Catch-v0", "Cleanba PPO", "a0-l0-t1", 1, ' in line
     ]
     assert len(lines) == 1
     (tmp_path / "again.json").write_text(text.replace('"title"', '"tytle"'))
@@ -108,15 +110,16 @@ def test_a_part_without_data_has_no_heading(place, undrawn):
         shutil.rmtree(path)
     assert build.main(["small"]) == 0
     html, markdown = pages(place, "small")
-    assert "No system has completed runs under two hardware settings." in html
-    assert "bit-identical" not in html
+    assert "Do the hardware settings give the same bits?" not in html
+    assert "the same bits" not in visible_text(html)
     assert "Every pair of runs" not in html
     assert "## Speed" in markdown
 
 
 def test_a_page_says_when_runs_reached_what_the_study_asks_for(place, undrawn):
     study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("CartPole-v1",), steps=51_200)
-    asked = Path(find_study("quickstart")).read_text() + "\n[targets]\nCartPole-v1 = 300\n"
+    asked = find_study("quickstart").read_text().replace('"bits", ', '"targets", ', 1)
+    asked += "\n[targets]\nCartPole-v1 = 300\n"
     (place / "runs/small/study.toml").write_text(asked)
     rewrite(
         place / "runs/small/cleanba_ppo__a0-l0-t1__CartPole-v1__s3/episodes.jsonl",
@@ -133,20 +136,27 @@ def test_a_page_says_when_runs_reached_what_the_study_asks_for(place, undrawn):
     found = rows(section(markdown, "Steps to the target"))
     (row,) = [row for row in found if row[2] == "a0-l0-t1"]
     assert row[3:7] == ["300.0", "3", "**2**", f"{steps[0]:,}, {steps[1]:,}, –"]
-    assert "5 of 6 runs reached the target return." in markdown
+    page = read_json(place / "site/small/result.json")
+    assert page.finding[:2] == (
+        "5 of 6 runs reached the target return (300 on CartPole-v1).",
+        "Missed by a0-l0-t1 on CartPole-v1 (2 of 3).",
+    )
     assert "mean return of the last 100 training episodes first reached" in visible_text(html)
 
 
-def test_the_authors_answer_is_the_first_thing_below_the_question(place, undrawn):
+def test_a_remark_stands_below_the_finding(place, undrawn):
     study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("CartPole-v1",), steps=5_120)
     text = Path(find_study("quickstart")).read_text()
     assert text.count("minutes =") == 1
-    asked = text.replace("minutes =", 'answer = "It is so, in 3 of 3."\nminutes =')
+    asked = text.replace("minutes =", 'remark = "It is so `here`, in 3 of 3."\nminutes =')
     (place / "runs/small/study.toml").write_text(asked)
     assert build.main(["small"]) == 0
     html, markdown = pages(place, "small")
-    assert markdown.split("\n- ")[1] == "The authors' answer: It is so, in 3 of 3."
-    assert "It is so, in 3 of 3." in visible_text(html)
+    page = read_json(place / "site/small/result.json")
+    assert page.remark == "It is so `here`, in 3 of 3."
+    for part in (visible_text(html), markdown.replace("**", "")):
+        assert part.index(page.finding[0]) < part.index("It is so") < part.index("What limits")
+    assert "It is so <code>here</code>, in 3 of 3." in html
 
 
 def test_late_gradients_are_shown_beside_late_policies(place, undrawn):
@@ -229,14 +239,14 @@ def test_pictures_and_links_of_both_pages_lead_somewhere(site):
 
 def test_the_verdict_tells_same_bits_from_different_ones(site):
     for text in texts(site):
-        assert "cleanba_ppo-sync is bit-identical across hardware settings (6 pairs of runs" in text
-        changed = "The parameters of cleanba_ppo changed with the hardware setting in all 6 pairs"
-        assert changed in text
+        same = "Cleanba PPO (synchronous): the same bits on 2 hardware settings (6 of 6 pairs"
+        assert same in text
+        assert "Cleanba PPO: different bits on different hardware settings (6 of 6 pairs" in text
         assert "policy version 11 (" in text
     found = rows(section(pages(site)[1], "Do the hardware settings give the same bits?"))
     assert {row[0]: row[2:5] for row in found[2:]} == {
-        "cleanba_ppo": ["**different bits**", "6", "0"],
-        "cleanba_ppo-sync": ["**same bits**", "6", "6"],
+        "Cleanba PPO": ["**different bits**", "6", "0"],
+        "Cleanba PPO (synchronous)": ["**same bits**", "6", "6"],
     }
 
 
@@ -245,7 +255,7 @@ def test_every_two_systems_under_one_setting_are_compared(site):
     assert len(entries) == 2  # settings
     found = rows(section(pages(site)[1], "Do the systems learn equally well?"))[2:]
     for row, entry in zip(found, entries, strict=True):
-        assert row[:3] == [entry["setting"], "cleanba_ppo", "cleanba_ppo-sync"]
+        assert row[:3] == [entry["setting"], "Cleanba PPO", "Cleanba PPO (synchronous)"]
         assert row[3].strip("*") == entry["verdict"]
         shown = float(row[4].split()[0])
         assert shown == pytest.approx(entry["final"]["difference"], abs=0.005)
@@ -278,7 +288,7 @@ def test_a_figure_of_an_earlier_build_does_not_stay_where_the_data_are_gone(plac
     assert build.main(["small"]) == 0
     gone = before - {path.name for path in figures.iterdir()}
     assert gone == {
-        f"{name}.{end}" for name in ("aggregates", "efficiency") for end in ("png", "svg")
+        f"{name}.{end}" for name in ("aggregates", "efficiency") for end in ("csv", "png", "svg")
     }
 
 
@@ -289,10 +299,11 @@ def test_the_summary_score_is_the_mean_of_the_last_100_episodes(site):
         lines = (run / "episodes.jsonl").read_text().splitlines()
         means.append(np.mean([json.loads(line)["return"] for line in lines][-100:]))
     found = rows(section(pages(site)[1], "Summary"))
-    (row,) = [row for row in found if row[:3] == ["Catch-v0", "cleanba_ppo-sync", "a0-l0-t1"]]
+    system = "Cleanba PPO (synchronous)"
+    (row,) = [row for row in found if row[:3] == ["Catch-v0", system, "a0-l0-t1"]]
     assert row[3] == f"{np.mean(means):.2f}"
+    assert row[4] == f"{number(min(means))} to {number(max(means))}"  # of 3 seeds, no interval
     assert row[5] == "3"
-    assert f"Catch-v0: final score {row[3]}" in pages(site)[1] or f"to {row[3]} (" in pages(site)[1]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +331,7 @@ def test_a_page_says_the_command_of_the_study_of_its_records(place, undrawn, tex
 
 
 def test_few_seeds_are_named(place, undrawn):
-    assert "With 3 seeds per result, the intervals are too narrow" in build_small(place)[1]
+    assert "3 seeds per result are too few for an interval" in build_small(place)[1]
 
 
 def test_a_run_without_a_finished_episode_is_shown_without_a_score(place, undrawn):
@@ -329,7 +340,7 @@ def test_a_run_without_a_finished_episode_is_shown_without_a_score(place, undraw
         rewrite(file, "")
     assert build.main(["small"]) == 0
     _, markdown = pages(place, "small")
-    assert "| Catch-v0 | cleanba_ppo | a0-l0-t1 | – | – | 0 |" in markdown
+    assert "| Catch-v0 | Cleanba PPO | a0-l0-t1 | 0 |" in markdown
     assert "no episode was finished" in markdown
 
 
@@ -343,7 +354,7 @@ def test_the_command_prints_the_summary_and_where_the_pages_are(place, undrawn, 
     build_small(place)
     out = capsys.readouterr().out
     assert "site/small/index.html\nsite/small/README.md" in out
-    assert re.search(r"Catch-v0 +cleanba_ppo +a0-l0,1-t2 +0\.\d\d .* yes", out)
+    assert re.search(r"Catch-v0 +Cleanba PPO +a0-l0,1-t2 +0\.\d\d .* yes", out)
     assert "\x1b" not in out
 
 

@@ -1,0 +1,149 @@
+"""Findings: each sentence has the numbers of the records."""
+
+import re
+from typing import get_args
+
+import pytest
+from synthetic_runs import monobeast_run, run_study, study_folder, write_run
+
+from analysis import reproducibility
+from analysis.importers.records import read_records
+from experiments.study import Finding, find_study, load_study, study_names
+from reports import findings
+from reports.caveats import caveats
+from reports.study import read_study
+
+
+def said(place, *kinds):
+    """Return the sentences of some kinds of findings about the runs of a folder."""
+    study = read_study("small", place / "runs/small", place)
+    return [sentence for kind in kinds for sentence in findings.KINDS[kind](study)]
+
+
+def test_every_kind_of_finding_has_its_function():
+    assert set(findings.KINDS) == set(get_args(Finding))
+
+
+@pytest.mark.parametrize("name", sorted(study_names()))
+def test_every_study_says_what_answers_its_question(name):
+    study = load_study(find_study(name))
+    assert study.findings
+    assert study.key_figure
+
+
+def test_bits_are_counted_over_all_pairs_of_settings(place):
+    settings = ("a0-l0-t1", "a0-l0-t2", "a0-l0-t4")
+    study_folder(
+        place / "runs/small", ("cleanba_ppo", "moolib"), settings, leaky=("moolib",), steps=10_240
+    )
+    assert said(place, "bits") == [
+        "Cleanba PPO: the same bits on 3 hardware settings (18 of 18 pairs of runs).",
+        "moolib IMPALA: different bits on different hardware settings (18 of 18 pairs of runs).",
+    ]  # fmt: skip
+
+
+def test_both_architectures_of_a_system_are_one_name(place):
+    study_folder(place / "runs/small", steps=5_120)
+    (sentence,) = said(place, "bits")
+    assert sentence.startswith("Cleanba PPO (both architectures): the same bits on 2 ")
+
+
+def test_nothing_is_said_of_what_was_not_compared(place):
+    study_folder(place / "runs/small", ("moolib",), settings=("one",), steps=5_120)
+    assert said(place, "bits", "verdicts", "differences", "speedup", "targets", "changes") == []
+
+
+def test_speeds_are_relative_to_the_synchronous_system_of_the_same_code(place):
+    for system, env_id, sps in (
+        ("cleanba_ppo", "CartPole-v1", 1_000), ("cleanba_ppo-sync", "CartPole-v1", 2_000),
+        ("cleanba_ppo", "Catch-v0", 8_000), ("cleanba_ppo-sync", "Catch-v0", 4_000),
+        ("moolib", "Catch-v0", 9_000),
+    ):  # fmt: skip
+        write_run(place / f"runs/small/{system}{env_id}", system, "x", env_id, steps=5_120, sps=sps)
+    assert said(place, "speedup", "speeds") == [
+        "Speed relative to the synchronous architecture: Cleanba PPO 1.00 times (0.50 to 2.00).",
+        "Steps per second: CartPole-v1 1,000 (Cleanba PPO) to 2,000 (Cleanba PPO (synchronous)); "
+        "Catch-v0 4,000 (Cleanba PPO (synchronous)) to 9,000 (moolib IMPALA).",
+    ]
+
+
+def test_verdicts_are_those_of_the_analysis(place):
+    systems = ("cleanba_ppo", "cleanba_impala")
+    study_folder(place / "runs/small", systems, ("x", "y"), leaky=systems, steps=10_240)
+    tables = read_records([place / "runs/small"])
+    by_system = {one["system"]: one["verdict"] for one in reproducibility.verdicts(tables)}
+    for sentence in said(place, "differences"):
+        name, pair, verdict = re.fullmatch(
+            r"(.*): (x and y).*: (\w+) learning curves\.", sentence
+        ).groups()
+        system = {"Cleanba PPO": "cleanba_ppo", "Cleanba IMPALA": "cleanba_impala"}[name]
+        assert (pair, verdict) == ("x and y", by_system.pop(system))
+    assert not by_system
+    found = said(place, "verdicts")
+    assert len(found) == len(reproducibility.system_verdicts(tables)) == 2
+
+
+def test_many_comparisons_are_counted(place):
+    study_folder(
+        place / "runs/small", ("moolib",), ("a", "b", "c"), leaky=("moolib",), steps=10_240
+    )
+    (sentence,) = said(place, "differences")
+    assert sentence.startswith("3 comparisons of settings: ")
+
+
+def test_lags_are_named_by_what_distinguishes_them(place):
+    study_folder(place / "runs/small", steps=51_200, settings=("x",))
+    (sentence,) = said(place, "lag")
+    # the first update of 100 uses its own data, the others those of the version before
+    assert sentence == (
+        "Mean policy lag in versions: 0.00 (Cleanba PPO (synchronous)), 0.99 (Cleanba PPO)."
+    )
+
+
+def test_measured_changes_are_named_with_what_was_predicted(place):
+    for seed in (1, 2, 3):
+        for setting, changes, actors in (("control", 4, 8), ("other", 1, 2)):
+            folder = place / f"runs/small/monobeast__{setting}__Catch-v0__s{seed}"
+            monobeast_run(folder, setting, seed, changes, actors)
+    assert said(place, "changes") == [
+        "Policy changes per rollout, measured (and predicted): control 3.90 (4.00), other 0.99 (4.00)."
+    ]
+
+
+def test_scores_over_many_environments_are_one_number(place):
+    environments = ("CartPole-v1", "Catch-v0", "Pong-v5", "Breakout-v5")
+    study_folder(place / "runs/small", ("moolib",), ("x",), environments, steps=5_120)
+    (sentence,) = said(place, "scores")
+    assert re.fullmatch(r"IQM .* over 4 environments: \S+ \[\S+, \S+\]\.", sentence)
+
+
+def test_a_study_whose_findings_have_no_data_says_what_it_has(place):
+    study = run_study(place / "runs", "monobeast_lag")
+    (place / "runs/monobeast_lag/study.toml").write_text(find_study("monobeast_lag").read_text())
+    assert study.findings == ("changes", "differences")  # and these runs change no policy
+    found = findings.findings(read_study("x", place / "runs/monobeast_lag", place))
+    assert found[0].startswith("monobeast IMPALA: the same bits")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sentence"),
+    [
+        ([1, 1], "One seed per result: the spread over seeds is unknown."),
+        ([1, 3], "1 to 3 seeds per result are too few for an interval on one environment"),
+        ([3], "3 seeds per result are too few for an interval on one environment"),
+        ([5, 10], None),
+        ([], None),
+    ],
+)
+def test_a_page_says_how_much_its_seeds_can_show(seeds, sentence):
+    _, *said = caveats(4, 4, 4, False, seeds, 0)
+    assert [one.startswith(sentence) for one in said] == ([True] if sentence else [])
+
+
+def test_a_page_says_how_complete_its_data_are():
+    assert caveats(3, 4, 5, False, [5], 0) == ("3 of 4 runs are completed; 5 are planned.",)
+    assert caveats(3, 4, 4, True, [5], 2) == (
+        "3 of 4 runs are completed by a command of the study.",
+        "2 problems with the data were found.",
+    )
+    assert caveats(4, 4, 0, False, [5], 1)[1] == "1 problem with the data was found."
