@@ -73,9 +73,9 @@ audit: .venv/installed ## verify what make publish wrote: ARCHIVE=dist/quickstar
 
 # figures of the papers, from runs or from published data
 $(FIGURES): .venv/installed
-	$(call need,STUDY,quickstart)$(BIN)/python -m reports.paper $@ --runs $(call quoted,$(RUNS)) --out $(call quoted,$(OUT)) $(PRESET_FLAG) --source $(call quoted,$(SOURCE)) $(if $(PUBLISHED),--published $(call quoted,$(PUBLISHED)))
+	$(BIN)/python -m reports.paper $@ $(if $(STUDY),--study $(call quoted,$(STUDY))) --runs $(call quoted,$(RUNS)) --out $(call quoted,$(OUT)) $(PRESET_FLAG) --source $(call quoted,$(SOURCE)) $(if $(PUBLISHED),--published $(call quoted,$(PUBLISHED)))
 
-fig3 : ## draw a figure of the paper (fig2 to fig11) [PRESET=cpu] [SOURCE=published PUBLISHED=path]
+fig3 : ## draw a figure of the paper (fig2 to fig11) [STUDY=my.toml] [PRESET=cpu] [RUNS=runs] [SOURCE=published PUBLISHED=path]
 
 hts_fig4: ## draw a figure of HTS-RL's paper (hts_fig4, hts_fig4_left, hts_fig4_right, hts_fig5a, hts_fig5b) [PRESET=cpu]
 table1: ## table 1 of the paper, from records: which policy collected which data [PRESET=cpu]

@@ -138,16 +138,19 @@ def _status(run: PlannedRun, runs_dir: Path, history: History, locked: bool) -> 
             return Status(State.FAILED, str(error))
         if history.end is None or history.end.stopped:
             return Status(State.TO_DO)  # killed or stopped before it began its record
+        if history.end.exit_code == 0:
+            return Status(State.FAILED, "ended without an error, but its record is not there")
         return Status(State.FAILED, last_words(run, runs_dir, history))
     planned = record.redact_command(systems.command(run, runs_dir))
-    same = systems.same_run(info.command, planned, run.program)
+    changes = systems.changes(info.command, planned, run.program)
+    same, by = not changes, f"with another command: {', '.join(changes)}"
     match info.status:
         case "completed":
             if not same:
-                return Status(State.CHANGED, "completed earlier, with another command")
+                return Status(State.CHANGED, f"completed earlier, {by}")
             return Status(State.COMPLETED, seconds=_seconds(info))
         case "failed" if not same:
-            return Status(State.CHANGED, "failed earlier, with another command")
+            return Status(State.CHANGED, f"failed earlier, {by}")
         case "failed":
             return Status(State.FAILED, info.error or "no error was recorded")
         case "running" if locked:
@@ -157,7 +160,7 @@ def _status(run: PlannedRun, runs_dir: Path, history: History, locked: bool) -> 
         case _:
             note = info.error or ""
     if not (same and history.events):  # not the launcher's, so not deleted unasked
-        return Status(State.CHANGED, "interrupted earlier, with another command or by hand")
+        return Status(State.CHANGED, f"interrupted earlier, {by if changes else 'by hand'}")
     resumable = bool(run.program.flags.resume and info.checkpoint_every)
     if history.end and history.end.is_error:  # it could not end its record, or not be resumed
         resumable = resumable and history.end.exit_code != BAD_INPUT

@@ -178,8 +178,8 @@ def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[s
     ]
 
 
-def same_run(recorded: list[str], planned: list[str], program: System) -> bool:
-    """Whether two command lines make the same run, wherever they were started and write to.
+def changes(recorded: list[str], planned: list[str], program: System) -> list[str]:
+    """Return what differs between two command lines, but for where they were started and write to.
 
     Args:
       recorded: the command in a run record.
@@ -187,10 +187,32 @@ def same_run(recorded: list[str], planned: list[str], program: System) -> bool:
       program: what both start.
 
     Returns:
-      True also if the recorded command is of another program, so that they cannot be compared.
+      For each flag that differs, such as `--num-steps 32, now 16`; nothing also if the recorded command is of
+      another program, so that they cannot be compared.
     """
-    found = _identity(recorded, program)
-    return found is None or found == _identity(planned, program)
+    before, now = _identity(recorded, program), _identity(planned, program)
+    if before is None or before == now:
+        return []
+    old, new = _by_flag(before), _by_flag(now or [])
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [
+        f"{' '.join(filter(None, [name, *old[name]])) if name in old else f'no {name}'}, now "
+        f"{' '.join(new[name]) or 'given' if name in new else 'not given'}"
+        for name in names
+    ] or ["the order of its flags"]
+
+
+def _by_flag(words: list[str]) -> dict[str, list[str]]:
+    """Return flag -> its values; words before the first flag are those of ''."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = word
+            found[name] = []
+        else:
+            found.setdefault(name, []).append(word)
+    return found
 
 
 def _identity(words: list[str], program: System) -> list[str] | None:

@@ -295,7 +295,7 @@ def read_runs(name: str, runs: Path, preset: str) -> Source:
     """Read the records of a study.
 
     Args:
-      name: of the study.
+      name: of the study, or the path of its file.
       runs: folder of all studies' records.
       preset: size of the study.
 
@@ -307,6 +307,8 @@ def read_runs(name: str, runs: Path, preset: str) -> Source:
     if not folder.is_dir():
         command = f"make study STUDY={name} PRESET={preset}"
         raise InputError(f"{folder}: no such folder; {command} makes it")
+    if (copy := folder / "study.toml").is_file():  # what was run is what counts
+        study = load_study(copy)
     # runs that another command completed do not count
     done = [
         folder / run.name
@@ -383,6 +385,8 @@ class Args:
     """Folder with published data."""
     runs: str = "runs"
     """Folder of all records."""
+    study: str | None = None
+    """Study to draw it from, by name or as a file; by default the figure's own."""
     preset: str = "cpu"
     """Size of the study."""
     out: str = "site/paper"
@@ -403,8 +407,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif not figure.study:
             source, suffix = SIMULATION, ""
         else:
-            source = read_runs(figure.study, Path(options.runs), options.preset)
+            name = options.study or figure.study
+            source = read_runs(name, Path(options.runs), options.preset)
+            if name != figure.study:
+                suffix = f"_{Path(name).stem}{suffix}"
         files, missing = draw(options.name, source, Path(options.out), suffix)
+        if not files:
+            raise InputError(f"{options.name}: these data have none of {', '.join(missing)}")
     except (BadInput, InputError, StudyError, OSError) as error:
         return bad_input(error)
     for file in files:

@@ -137,11 +137,21 @@ def fill(runs: Sequence[RecordedRun], dataset: Path) -> None:
             )
 
 
-def command(runs: Sequence[RecordedRun], out: str) -> list[str]:
+def drawable(runs: Sequence[RecordedRun]) -> tuple[list[str], list[str]]:
+    """Return the environments that openrlbenchmark can draw, with runs of every curve, and the others."""
+    curves = {run.config["exp_name"] for run in runs}
+    there = {(run.config["env_id"], run.config["exp_name"]) for run in runs}
+    environments = sorted({env_id for env_id, _ in there})
+    complete = [env_id for env_id in environments if all((env_id, one) in there for one in curves)]
+    return complete, [env_id for env_id in environments if env_id not in complete]
+
+
+def command(runs: Sequence[RecordedRun], environments: Sequence[str], out: str) -> list[str]:
     """Return the command that draws runs from the offline database.
 
     Args:
       runs: of one project.
+      environments: to draw.
       out: its output files, without their extensions.
     """
     filters = "&".join(
@@ -149,7 +159,6 @@ def command(runs: Sequence[RecordedRun], out: str) -> list[str]:
         for name, value in {"we": ENTITY, "wpn": runs[0].project, **NAMES}.items()
     )
     curves = sorted({run.config["exp_name"] for run in runs})
-    environments = sorted({run.config["env_id"] for run in runs})
     return [
         os.path.relpath(sys.executable), "-m", "openrlbenchmark.rlops", "--filters", f"?{filters}",
         *(f"{curve}?cl={quote(curve.replace('__', ', '))}" for curve in curves),
@@ -183,6 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = recorded_runs(importers.read([folder], "records"), project)
         if not runs:
             raise InputError(f"{folder}: no completed run with an episode")
+        environments, left_out = drawable(runs)
+        if not environments:
+            raise InputError(f"{folder}: no environment has runs of every system and setting")
         if options.dataset is None:
             import openrlbenchmark
 
@@ -193,7 +205,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadInput, InputError, OSError) as error:
         return bad_input(error)
     out = options.out or f"site/{project}/rlops"
-    print(shlex.join(command(runs, out)))
+    if left_out:
+        lacking = ", ".join(left_out)
+        print(f"left out, without runs of every system and setting: {lacking}", file=sys.stderr)
+    print(shlex.join(command(runs, environments, out)))
     return 0
 
 

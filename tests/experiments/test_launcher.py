@@ -196,9 +196,9 @@ def test_a_killed_run_is_not_taken_for_a_completed_one(study, capsys):
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
-        ("killed", "interrupted earlier, with another command"),
-        ("fail", "failed earlier, with another command"),
-        ("complete", "completed earlier, with another command"),
+        ("killed", "interrupted earlier, with another command: --total-timesteps "),
+        ("fail", "failed earlier, with another command: --total-timesteps "),
+        ("complete", "completed earlier, with another command: --total-timesteps "),
     ],
 )
 def test_the_records_of_another_command_are_neither_counted_nor_deleted(
@@ -211,6 +211,16 @@ def test_the_records_of_another_command_are_neither_counted_nor_deleted(
     assert message in out
     assert "0 of 4 runs completed" in out
     assert records(study.folder) == before
+
+
+def test_a_completed_run_without_its_record_is_named_and_made_again_on_request(study, capsys):
+    study.after("complete")
+    shutil.rmtree(study.folder / NAMES[0])
+    assert study() == 1
+    assert f"failed: {NAMES[0]}: ended without an error, but its record is not there" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert study("--retry") == 0
 
 
 def test_a_run_that_was_interrupted_by_hand_is_not_deleted(study, capsys):

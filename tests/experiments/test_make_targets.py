@@ -90,6 +90,10 @@ def test_figures_and_tables_are_targets_that_pass_on_what_is_asked():
         assert words[3] == name
         text = " ".join(words)
         assert "--runs mine --out there --preset cpu" in text
+        (words,) = commands(name, "STUDY=")  # its own study
+        assert "--study" not in words
+    (words,) = commands("fig3", "STUDY=a path/to/my.toml")
+    assert words[words.index("--study") + 1] == "a path/to/my.toml"
     (words,) = commands("fig3", "SOURCE=published")
     assert " ".join(words).endswith("--source published --published there")
     for name in paper_tables.TABLES:

@@ -52,9 +52,20 @@ def test_a_study_is_the_product_of_its_axes_and_names_its_folders(tmp_path):
     ]
     assert study.name == "mine"
     assert study.question == "Is it?"
-    assert study.answer == ""
-    text = STUDY.replace("[settings.one]", 'answer = """\nYes,\nalways."""\n[settings.one]', 1)
-    assert load(tmp_path, text).answer == "Yes, always."
+    assert (study.findings, study.key_figure, study.paper, study.remark) == ((), "", "", "")
+    head = """
+paper = "A paper"
+findings = ["bits", "speedup"]
+key_figure = "run_times"
+remark = '''
+Yes,
+always.
+'''
+"""
+    study = load(tmp_path, STUDY.replace("[settings.one]", f"{head}[settings.one]", 1))
+    assert study.findings == ("bits", "speedup")
+    assert (study.key_figure, study.paper) == ("run_times", "A paper")
+    assert study.remark == "Yes, always."
 
 
 def test_a_command_describes_the_whole_run(tmp_path):
@@ -217,12 +228,22 @@ def test_where_and_how_a_run_is_kept_does_not_make_another_run_but_a_hyperparame
     planned += ["--study", "base", "--num-checkpoints", "10"]
     elsewhere = ["/x/cleanba_ppo.py", "--seed", "1", "--runs-dir", "/tmp/x", "--overwrite"]
     elsewhere += ["--study", "base-again", "--checkpoint-every", "5", "--no-progress"]
-    assert systems.same_run(elsewhere, planned, program)
-    assert systems.same_run([*elsewhere, "--resume"], planned, program)
-    assert systems.same_run([*elsewhere, "--keep-checkpoints", "all"], planned, program)
-    assert not systems.same_run([*elsewhere, ""], planned, program)
-    assert not systems.same_run(["cleanba_ppo.py", "--seed", "2"], planned, program)
-    assert systems.same_run(["converted from a log"], planned, program)
+    for same in (
+        elsewhere,
+        [*elsewhere, "--resume"],
+        [*elsewhere, "--keep-checkpoints", "all"],
+        ["converted from a log"],
+    ):
+        assert systems.changes(same, planned, program) == []
+    for other, said in (
+        (["--seed", "2"], ["--seed 2, now 1"]),
+        (["--seed", "1", "--track"], ["--track, now not given"]),
+        ([], ["no --seed, now 1"]),
+        (["x", "--seed", "1"], ["x, now not given"]),
+    ):
+        assert systems.changes(["cleanba_ppo.py", *other], planned, program) == said
+    both = ["cleanba_ppo.py", "--a", "1", "--b", "2"], ["cleanba_ppo.py", "--b", "2", "--a", "1"]
+    assert systems.changes(*both, program) == ["the order of its flags"]
 
 
 OWN = """
@@ -306,6 +327,12 @@ def test_the_launcher_imports_neither_torch_nor_jax():
         ),
         ('systems = ["cleanba_ppo-sync", "cleanba_impala"]', "systems = [1]", "Expected `str`"),
         ("cores = 2", "", "the setting 'one': Object missing required field `cores`"),
+        (
+            "title = ",
+            "findings = ['bit']\ntitle = ",
+            "Invalid enum value 'bit' - at `$.findings[0]`",
+        ),
+        ("title = ", "key_figure = 'x'\ntitle = ", "Invalid enum value 'x' - at `$.key_figure`"),
         ("cores = 2", "cores = 0", "the setting 'one': Expected `int` >= 1 - at `$.cores`"),
         ("cores = 2", "cores = 2\nprocesses = 0", "Expected `int` >= 1 - at `$.processes`"),
         ("cores = 2", "cores = 2\ngpus = -1", "Expected `int` >= 0 - at `$.gpus`"),

@@ -1,5 +1,6 @@
 """Figures of the paper: from records, or from what has been published, and nothing else."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,43 @@ def test_a_figure_is_drawn_whole_from_the_records_of_its_study(name, tmp_path, c
     assert [file.name for file in files] == [f"{name}_{part}.png" for part in parts]
     assert all(file.with_suffix(".svg").is_file() for file in files)
     assert "not in these data" not in printed.out
+
+
+def test_a_figure_is_drawn_from_any_study_that_has_what_it_shows(tmp_path, capsys):
+    text = find_study("large_batches").read_text().replace("seeds = [1, 2, 3]", "seeds = [7]")
+    mine = tmp_path / "mine.toml"
+    mine.write_text(text)
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for run in load_study(mine, "cpu").runs:
+        command = systems.command(run, runs)
+        write_run(runs / "mine" / run.name, run.system, run.setting.name, run.env_id, run.seed, steps=5_120,
+                  study="mine", command=command)  # fmt: skip
+    words = ("--study", str(mine), "--runs", str(runs), "--out", str(out))
+    code, files, _ = draw(capsys, "fig10", *words)
+    assert code == 0
+    assert [file.name for file in files] == [
+        "fig10_returns_mine.png",
+        "fig10_returns_by_time_mine.png",
+    ]
+    code, files, printed = draw(capsys, "hts_fig4_left", *words)
+    assert (code, files) == (2, [])
+    missing = "these data have none of speedup_by_variance, speed_by_step_time"
+    assert printed.err == f"error: hts_fig4_left: {missing}\n"
+
+
+def test_the_study_s_file_beside_the_records_is_what_counts(tmp_path, capsys):
+    """Also if it is a shortened copy of a study of the toolkit, with its name."""
+    text = find_study("large_batches").read_text()
+    short = tmp_path / "runs/large_batches/study.toml"
+    short.parent.mkdir(parents=True)
+    short.write_text(re.sub("(?s)\\[presets.paper\\].*", "", text).replace("[1, 2, 3]", "[1]"))
+    study = load_study(short)
+    for run in study.runs:
+        command = systems.command(run, tmp_path / "runs")
+        write_run(short.parent / run.name, run.system, run.setting.name, run.env_id, run.seed, steps=5_120,
+                  study=study.name, command=command)  # fmt: skip
+    source = paper.read_runs("large_batches", tmp_path / "runs", "cpu")
+    assert source.words == f"{len(study.runs)} of {len(study.runs)} runs of study large_batches"
 
 
 def test_a_figure_counts_completed_runs_of_the_study_only_and_says_how_many(tmp_path):

@@ -31,6 +31,19 @@ def test_the_command_names_every_curve_and_environment_once(study, tmp_path, cap
     assert "we=cleanba&wpn=mine&cen=exp_name&ceik=env_id&metric=charts/episodic_return" in text
 
 
+def test_environments_that_openrlbenchmark_cannot_draw_are_left_out_and_named(study, capsys):
+    data = study.parent / "data"
+    write_run(study / "more", env_id="Pong-v5", steps=5_120)
+    assert rlops.main([str(study), "--out", "x", "--dataset", str(data)]) == 0
+    printed = capsys.readouterr()
+    assert "--env-ids CartPole-v1 Catch-v0 --offline" in printed.out
+    assert printed.err.endswith("left out, without runs of every system and setting: Pong-v5\n")
+    write_run(study / "other", "moolib", env_id="Breakout-v5", steps=5_120)
+    assert rlops.main([str(study), "--out", "x", "--dataset", str(data)]) == 2
+    message = f"error: {study}: no environment has runs of every system and setting\n"
+    assert capsys.readouterr().err.endswith(message)
+
+
 def test_the_database_is_read_back_as_the_records_were(study, tmp_path):
     for _ in range(2):  # filled again, it holds every run once
         assert rlops.main([str(study), "--out", "x", "--dataset", str(tmp_path / "data")]) == 0
@@ -54,9 +67,13 @@ def test_openrlbenchmark_finds_our_scores(study, tmp_path, monkeypatch):
     package.mkdir(parents=True)
     for file in Path(openrlbenchmark.__path__[0]).glob("*.py"):
         (package / file.name).write_bytes(file.read_bytes())
-    rlops.fill(rlops.recorded_runs(importers.read([study]), "mine"), package / "dataset")
+    write_run(study / "more", env_id="Pong-v5", steps=25_600)  # of no other system or setting
+    runs = rlops.recorded_runs(importers.read([study]), "mine")
+    rlops.fill(runs, package / "dataset")
     out = tmp_path / "out" / "compare"
-    words = rlops.command(rlops.recorded_runs(importers.read([study]), "mine"), str(out))
+    environments, left_out = rlops.drawable(runs)
+    assert left_out == ["Pong-v5"]
+    words = rlops.command(runs, environments, str(out))
     done = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=package.parent,
