@@ -45,7 +45,7 @@ def draw(
         for panel, env_id in zip(axes, environments, strict=True):
             here = curves[curves["env_id"] == env_id]
             if runs is not None:
-                _draw_runs(panel, runs[runs["env_id"] == env_id], look, x)
+                _draw_runs(panel, runs[runs["env_id"] == env_id], look, x, small)
             for (setting, system), curve in sorted(
                 here.groupby(["setting", "system"], observed=True),
                 key=lambda item: look.settings.index(item[0][0]),
@@ -93,6 +93,7 @@ def draw_curve(
       small: without markers, in a small panel.
     """
     colour, how = look.colour(system, setting), look.setting(setting)
+    curve = _thinned(curve) if small else curve
     at, value, low, high = (curve[name].to_numpy(float) for name in (x, "value", "low", "high"))
     if np.isfinite(low).any() and curve["runs"].max() >= FEW_RUNS:
         panel.fill_between(at, low, high, color=colour, alpha=0.13, linewidth=0)
@@ -111,12 +112,18 @@ def draw_curve(
     )
 
 
-def _draw_runs(panel: Axes, runs: pd.DataFrame, look: style.Look, x: str) -> None:
+def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
+    """Return every other point of a curve, the last among them: as many as a small panel can show."""
+    return curve.iloc[(len(curve) - 1) % 2 :: 2]
+
+
+def _draw_runs(panel: Axes, runs: pd.DataFrame, look: style.Look, x: str, small: bool) -> None:
     """Draw the single runs of systems and settings that have several."""
     for (system, setting), group in runs.groupby(["system", "setting"], observed=True):
         if group["run"].nunique() > 1:
             colour = look.colour(system, setting)
             for _, run in group.groupby("run", sort=False):
+                run = _thinned(run) if small else run
                 panel.plot(run[x], run["value"], color=colour, lw=0.5, alpha=0.35, zorder=1.5)
 
 

@@ -47,7 +47,7 @@ from reports.unpack import unpack
 TOLERANCE = 1e-6
 NO_FIGURE = "data:image/svg+xml;base64,"
 FIGURE = re.compile(
-    r'(data:image/svg\+xml;base64,|<script type="application/gzip" id="data-\w+">)[\w+/=]*'
+    r'(data:image/svg\+xml;base64,|<script type="application/gzip" id="(?:data|svg)-\w+">)[\w+/=]*'
 )
 LONGEST_REASON = 300  # characters
 LARGEST_PAGE = 64 * MB
@@ -229,8 +229,10 @@ def compare_page(page: Page, data: Path) -> str:
     except Exception as error:  # records of a stranger
         return f"the tables cannot be made: {type(error).__name__}: {error}"
     names = [one.name for one in page.figures()]
-    images, stored = dict.fromkeys(names, NO_FIGURE), dict.fromkeys(names, "")
-    shown = render.html_page(page, images, stored, chart)
+    large = dict.fromkeys(re.findall(r'id="svg-(\w+)"', published), "")
+    images = {name: NO_FIGURE for name in names if name not in large}
+    stored = dict.fromkeys(re.findall(r'id="data-(\w+)"', published), "")
+    shown = render.html_page(page, images, svgs=large, data=stored, explorer=chart)
     if without_figures(published) != without_figures(shown):
         return "index.html does not show what result.json has"
     then, now = (msgspec.json.decode(msgspec.json.encode(one)) for one in (page, made))

@@ -30,6 +30,7 @@ from cleanba.run.command_line import BadInput, parse
 from experiments.pool import available_cores
 from experiments.study import StudyError
 from plots import style
+from plots.learning_curves import MANY
 from reports import cells, findings, render
 from reports.caveats import caveats
 from reports.explorer import specification
@@ -40,6 +41,8 @@ from reports.study import ReportError, StudyRuns, commands, read_study
 # Errors that are reported to the user in one line.
 ERRORS = (BadInput, ReportError, InputError, StudyError, OSError, ValueError)
 PLAIN_WIDTH = 150
+LONG = ("speed", "time", "lag")  # sections that many environments make long
+LARGE = 300_000  # bytes of a figure; larger ones are compressed in the page
 
 
 @dataclass(frozen=True)
@@ -91,16 +94,23 @@ def build(
     page = msgspec.structs.replace(page_of(study), archive=archive)
     figures = {one.name for one in page.figures()}
     folder = out / "figures"
+    stored = {one.data or one.name for one in page.figures()}
     for old in sorted(folder.glob("*")):  # left by an earlier build
-        if old.suffix in (".png", ".svg", ".csv") and old.stem not in figures:
+        kept = {".png": figures, ".svg": figures, ".csv": stored}.get(old.suffix)
+        if kept is not None and old.stem not in kept:
             old.unlink()
     out.mkdir(parents=True, exist_ok=True)
-    images, data = (
-        {name: store(folder / f"{name}.{ending}") for name in sorted(figures)}
-        for store, ending in ((render.data_address, "svg"), (render.compressed, "csv"))
+    files = [folder / f"{name}.svg" for name in sorted(figures)]
+    large = [file for file in files if file.stat().st_size > LARGE]
+    tables = [folder / f"{name}.csv" for name in sorted(stored)]
+    html = render.html_page(
+        page,
+        {file.stem: render.data_address(file) for file in files if file not in large},
+        svgs={file.stem: render.compressed(file) for file in large},
+        data={file.stem: render.compressed(file) for file in tables},
+        explorer=chart(study, page),
+        index="" if published else "../index.html",
     )
-    index = "" if published else "../index.html"
-    html = render.html_page(page, images, data, chart(study, page), index)
     replace_file(out / "index.html", html)
     replace_file(out / "README.md", render.markdown_page(page, figures, "figures/"))
     write_json(page, out / "result.json")
@@ -114,6 +124,10 @@ def page_of(study: StudyRuns) -> Page:
     found = tuple(one for one in call_all(calls, len(available_cores())) if one is not None)
     plan, done = study.plan, study.done
     key, found = _with_key_figure(study, found)
+    if done.runs["env_id"].nunique() > MANY:
+        found = tuple(
+            msgspec.structs.replace(one, folded=True) if one.name in LONG else one for one in found
+        )
     limits = caveats(
         len(done.runs),
         len(study.tables.runs),

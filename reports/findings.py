@@ -148,9 +148,15 @@ def _differences(study: StudyRuns) -> Sentences:
 
 def _speeds(study: StudyRuns) -> Sentences:
     """The lowest and the highest speed on each environment."""
-    yield from _by_environment(
-        study, "Steps per second", study.speeds, "sps", lambda row: number(row.sps, 0)
-    )
+    what = "Steps per second"
+
+    def text(row: object) -> str:
+        return number(row.sps, 0)
+
+    if study.speeds["env_id"].nunique() > MOST_NAMED:
+        yield f"{what}: {_range(study, study.speeds, 'sps', text)}."
+    else:
+        yield from _by_environment(study, what, study.speeds, "sps", text)
 
 
 def _speedup(study: StudyRuns) -> Sentences:
@@ -228,10 +234,10 @@ KINDS: Mapping[Finding, Callable[[StudyRuns], Sentences]] = {
 def _by_environment(
     study: StudyRuns, what: str, frame: pd.DataFrame, column: str, text: Callable[[object], str]
 ) -> Sentences:
-    """The lowest and the highest value on each of the first environments."""
+    """The lowest and the highest value on each environment."""
     parts = (
         f"{env_id} {_range(study, frame[frame['env_id'] == env_id], column, text)}"
-        for env_id in frame["env_id"].unique()[:MOST_NAMED]
+        for env_id in frame["env_id"].unique()
     )
     if len(frame):
         yield f"{what}: {'; '.join(parts)}."

@@ -66,11 +66,18 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         return found
 
 
-class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure: the name of its files (PNG, SVG, CSV) without their endings, and its caption."""
+class Figure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A figure.
+
+    Attributes:
+      name: of its files (PNG, SVG, CSV), without their endings.
+      caption: what it shows.
+      data: the figure whose CSV file has its data; '' if it has one of its own.
+    """
 
     name: str
     caption: str
+    data: str = ""
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -82,6 +89,7 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
       text: Markdown; names from records in it are escaped with `render.escape`.
       figure: its figure, if it has one.
       table: its table, if it has one.
+      folded: whether figure and table are shown only on request.
     """
 
     name: str
@@ -89,6 +97,7 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     text: str = ""
     figure: Figure | None = None
     table: Table | None = None
+    folded: bool = False
 
 
 class Archive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -50,6 +50,8 @@ def escape(text: object) -> str:
 def html_page(
     page: Page,
     images: Mapping[str, str],
+    *,
+    svgs: Mapping[str, str] | None = None,
     data: Mapping[str, str] | None = None,
     explorer: str = "",
     index: str = "",
@@ -59,6 +61,7 @@ def html_page(
     Args:
       page: the page.
       images: figure name -> address of the picture, such as `data_address` makes.
+      svgs: figure name -> the picture as `compressed` makes it, which the page's script shows
       data: figure name -> its data, as `compressed` makes them.
       explorer: of `explorer.specification`, which needs the data of `curves_steps`; '' for none.
       index: address of the page that lists all studies; '' for none.
@@ -73,6 +76,7 @@ def html_page(
         vega=Markup(vega),
         script_digests=[_digest(one) for one in (script, vega) if one],
         images=images,
+        svgs=svgs or {},
         data=data or {},
         explorer=Markup(explorer),
         index=index,

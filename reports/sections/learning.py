@@ -85,6 +85,7 @@ def profiles(study: StudyRuns) -> Section | None:
     if scores is None or scores["env_id"].nunique() < MANY_ENVIRONMENTS:
         return None
     frame = summary.profiles(scores, summary.thresholds(scores))
+    frame = frame.assign(environments=scores["env_id"].nunique())
     caption = (
         f"Share of runs whose {study.score_name} is above tau; 95% stratified bootstrap bands."
     )
@@ -162,8 +163,15 @@ def _curves(
     def draw() -> Drawing:
         return learning_curves.draw(means, study.look, study.source, x=x, runs=runs)
 
-    folders = runs["run"].map(run_folder_name)
-    data = pd.concat([means, runs.assign(run=folders)], ignore_index=True)
+    data: pd.DataFrame | str = "curves_steps"
+    if name == data:
+        shown = runs.assign(run=runs["run"].map(run_folder_name))
+        if (
+            means["env_id"].nunique() > learning_curves.MANY
+        ):  # half of the points, to keep the page small
+            shown = shown[shown.groupby("run", observed=True).cumcount(ascending=False) % 2 == 0]
+            shown = shown.assign(value=[float(f"{value:.3g}") for value in shown["value"]])
+        data = pd.concat([means, shown], ignore_index=True)
     return Section(name, title, figure=figure(study, name, caption, means, draw, data))
 
 

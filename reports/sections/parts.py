@@ -22,7 +22,7 @@ def figure(
     caption: str,
     frame: pd.DataFrame,
     draw: Callable[[], Drawing],
-    data: pd.DataFrame | None = None,
+    data: pd.DataFrame | str | None = None,
 ) -> Figure:
     """Draw and save a figure.
 
@@ -32,15 +32,18 @@ def figure(
       caption: what it shows; the number of seeds and the source are added.
       frame: the rows drawn, with `runs` and, over environments, `environments`; stored beside the figure.
       draw: draws it.
-      data: what is stored instead, if more than `frame` is drawn.
+      data: what is stored instead, if more than `frame` is drawn; or the figure that stores it.
     """
     folder = study.out / "figures"
     save(draw, folder, name)
+    caption = f"{caption} {_counts(study, frame)}; {study.source}."
+    if isinstance(data, str):
+        return Figure(name, caption, data)
     data = frame if data is None else data
     if "each" in data:
         data = data.assign(each=[" ".join(f"{one:g}" for one in each) for each in data["each"]])
     replace_file(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
-    return Figure(name, f"{caption} {_counts(study, frame)}; {study.source}.")
+    return Figure(name, caption)
 
 
 def save(draw: Callable[[], Drawing], folder: Path, name: str) -> None:

@@ -42,12 +42,12 @@ for (const image of document.querySelectorAll("figure img")) {
 dialog.addEventListener("click", () => dialog.close());
 // Open all tables for printing.
 addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("section > details")) details.open = true;
+  for (const details of document.querySelectorAll("section details:not(td details)")) details.open = true;
 });
-// Figures: their files. Data are stored as gzip in base64.
+// Figures: their files. Data and large pictures are stored as gzip in base64.
 const decoded = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-const stored = async (name) => {
-  const bytes = decoded(document.getElementById(`data-${name}`).textContent);
+const stored = async (id) => {
+  const bytes = decoded(document.getElementById(id).textContent);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 };
@@ -68,7 +68,7 @@ const offer = (name, blob) => {
   link.click();
 };
 for (const figure of document.querySelectorAll("figure")) {
-  const { name } = figure.dataset;
+  const { name, csv } = figure.dataset;
   const files = document.createElement("span");
   files.className = "files";
   const add = (label, give) => {
@@ -78,11 +78,18 @@ for (const figure of document.querySelectorAll("figure")) {
     button.addEventListener("click", give);
     files.append(button);
   };
-  const { src } = figure.querySelector("img");
-  if (document.getElementById(`data-${name}`))
-    add("CSV", async () => offer(`${name}.csv`, new Blob([await stored(name)], { type: "text/csv" })));
-  if (src.startsWith("data:image/svg+xml;base64,"))
-    add("SVG", () => offer(`${name}.svg`, new Blob([decoded(src.split(",")[1])], { type: "image/svg+xml" })));
+  const image = figure.querySelector("img");
+  const picture = async () => {
+    const content = image.hasAttribute("src") ? decoded(image.src.split(",")[1]) : await stored(`svg-${name}`);
+    return new Blob([content], { type: "image/svg+xml" });
+  };
+  if (document.getElementById(`data-${csv}`))
+    add("CSV", async () => offer(`${csv}.csv`, new Blob([await stored(`data-${csv}`)], { type: "text/csv" })));
+  if (!image.src.startsWith("data:image/png")) {
+    const svg = picture();
+    add("SVG", async () => offer(`${name}.svg`, await svg));
+    if (!image.hasAttribute("src")) svg.then((blob) => { image.src = URL.createObjectURL(blob); });
+  }
   figure.querySelector("figcaption").append(files);
 }
 // The interactive chart, if the page has one.
@@ -113,7 +120,7 @@ if (chart) {
       row.scrollIntoView({ block: "center" });
     });
   };
-  stored("curves_steps").then(async (csv) => {
+  stored("data-curves_steps").then(async (csv) => {
     const data = rowsOf(csv);
     await draw(data);
     dark.addEventListener("change", () => draw(data));

@@ -160,7 +160,7 @@ def show(data):
     images = dict.fromkeys((one.name for one in page.figures()), audit.NO_FIGURE)
     stored = dict(re.findall(r'id="data-(\w+)">([^<]*)</script>', html))
     chart = re.search(r'id="explorer-spec">([^<]*)</script>', html)[1]
-    (data / "index.html").write_text(render.html_page(page, images, stored, chart))
+    (data / "index.html").write_text(render.html_page(page, images, data=stored, explorer=chart))
 
 
 @pytest.mark.slow

@@ -1,11 +1,19 @@
 """The pages in a real browser: Debian's Chromium without a window, driven by Playwright."""
 
+import csv
 import re
 import shutil
 
+import matplotlib as mpl
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from built import EVIL
 from playwright.sync_api import sync_playwright
+from synthetic_runs import run_study, write_run
+
+from experiments.games import ATARI_57
+from experiments.study import find_study, study_names
+from reports import build
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -179,3 +187,106 @@ def test_the_index_leads_to_the_pages(visit, site):
     page.wait_for_url(re.compile("quickstart"))
     assert page.locator("#t-summary").is_visible()
     assert page.wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "quickstart/index.html"])
+def test_axe_finds_no_serious_problem_of_accessibility(visit, site, name, scheme):
+    page = visit(site / "site" / name, color_scheme=scheme)
+    assert serious(page) == []
+
+
+def serious(page):
+    """Return the serious problems that axe-core finds, each with the first element that has it."""
+    page.evaluate(
+        "for (const one of document.querySelectorAll('section > details')) one.open = true"
+    )
+    violations = Axe().run(page).response["violations"]
+    return [
+        (one["id"], one["nodes"][0]["html"][:200])
+        for one in violations
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+def test_the_data_and_the_picture_of_a_figure_can_be_saved(report, site):
+    page = report()
+    figure = page.locator("figure[data-name=curves_time]")
+    with page.expect_download() as waiting:
+        figure.get_by_role("button", name="CSV").click()
+    with waiting.value.path().open() as file:
+        rows = list(csv.DictReader(file))
+    folder = site / "site/quickstart/figures"
+    assert waiting.value.suggested_filename == "curves_steps.csv"  # which has the times, too
+    assert waiting.value.path().read_bytes() == (folder / "curves_steps.csv").read_bytes()
+    assert {row["run"] for row in rows if row["run"]} == {
+        path.parent.name for path in (site / "runs/quickstart").glob("*/run.json")
+    }
+    with page.expect_download() as waiting:
+        figure.get_by_role("button", name="SVG").click()
+    assert waiting.value.path().read_bytes() == (folder / "curves_time.svg").read_bytes()
+
+
+def test_the_interactive_chart_shows_one_environment_and_leads_to_runs(report):
+    page = report()
+    chart = page.locator("#curves")
+    thin = chart.locator("path[stroke-width='1.2']")
+    thin.first.wait_for(state="attached")
+    assert thin.count() == 12  # 2 systems x 2 settings x 3 seeds
+    before = thin.first.get_attribute("d")
+    environment, against = chart.locator("select").all()
+    environment.select_option("Catch-v0")
+    page.wait_for_function("before => document.querySelector(\"#curves path[stroke-width='1.2']\")"
+                           "?.getAttribute('d') !== before", arg=before)  # fmt: skip
+    steps = thin.first.get_attribute("d")
+    against.select_option("wall time (s)")
+    page.wait_for_function("before => document.querySelector(\"#curves path[stroke-width='1.2']\")"
+                           "?.getAttribute('d') !== before", arg=steps)  # fmt: skip
+    thin.first.dispatch_event("click")
+    found = page.locator("#t-runs tr.found")
+    found.wait_for()
+    assert found.locator("td").first.inner_text() == "Catch-v0"
+    assert page.wrong == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", sorted(study_names()))
+def test_the_first_screen_of_every_study_holds_question_finding_and_key_figure(visit, place, name):
+    run_study(place / "runs", name)
+    shutil.copy(find_study(name), place / "runs" / name / "study.toml")
+    mpl.use("agg")
+    assert build.main([name]) == 0
+    for width, height, parts in (
+        (1300, 900, (".question", ".finding", "header figure img")),
+        (360, 740, (".question", ".finding")),
+    ):
+        page = visit(place / f"site/{name}/index.html", viewport={"width": width, "height": height})
+        page.wait_for_function("[...document.images].every(image => image.complete)")
+        for part in parts:
+            box = page.locator(part).first.bounding_box()
+            assert box["height"] > 10, part
+            assert box["y"] + box["height"] <= height, (part, box)
+        assert page.wrong == []
+
+
+@pytest.mark.soak
+def test_57_games_are_a_page_that_can_be_read_and_sent(visit, place):
+    for game in ATARI_57:
+        for system in ("cleanba_ppo", "cleanba_ppo-sync", "cleanba_impala", "cleanba_impala-sync"):
+            for seed in (1, 2, 3):
+                folder = place / f"runs/large/{system}__a0-l0-t1__{game}__s{seed}"
+                write_run(folder, system, "a0-l0-t1", game, seed, steps=51_200)
+    mpl.use("agg")
+    assert build.main(["large"]) == 0
+    file = place / "site/large/index.html"
+    assert file.stat().st_size < 5_000_000
+    for scheme in ("light", "dark"):
+        page = visit(file, color_scheme=scheme, viewport={"width": 1300, "height": 900})
+        page.wait_for_function(
+            "[...document.images].every(image => image.complete && image.naturalWidth)"
+        )
+        assert page.evaluate("document.documentElement.scrollHeight") < 10_000
+        names = page.locator("section[id]").evaluate_all("all => all.map(one => one.id)")
+        assert names.index("aggregates") < names.index("profiles") < names.index("curves_steps")
+        assert serious(page) == []
+        assert page.wrong == []
