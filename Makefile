@@ -33,7 +33,7 @@ FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESE
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
 FIGURES += hts_fig4 hts_fig4_left hts_fig4_right hts_fig5a hts_fig5b
 TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5
-.PHONY: help setup quickstart study report reports publish-results publish audit $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
+.PHONY: help setup quickstart study report reports site publish-results publish audit $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_ -]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ report: .venv/installed ## write the page of a study to site/: STUDY=quickstart 
 
 reports: .venv/installed ## write the pages of all studies in runs/ to site/, and their index
 	$(BIN)/python -m reports.index --runs $(call quoted,$(RUNS)) --out $(call quoted,$(SITE))
+
+site: .venv/installed ## write all pages and the documentation to site/, for any static host [REPOSITORY=https://...]
+	$(BIN)/python -m reports.site --runs $(call quoted,$(RUNS)) --results $(call quoted,$(RESULTS)) --out $(call quoted,$(SITE)) --repository $(call quoted,$(REPOSITORY))
 
 publish-results: publish ## write the archive of a study, and its page to results/, to be committed: STUDY=quickstart [PRESET=cpu] and what publish takes
 	$(call need,STUDY,quickstart)$(BIN)/python -m reports.publish $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --site $(call quoted,$(SITE)) --archives $(call quoted,$(DIST)) --out $(call quoted,$(RESULTS))

@@ -45,7 +45,8 @@ def write(folder: Path) -> Path:
         raise ReportError(f"{folder}: there is no page there")
     if not render.was_made_here(file):
         raise ReportError(f"{file} was not made by this command: choose another --out")
-    replace_file(file, render.html_index(found, thumbnails(folder, found)))
+    docs = (folder / "docs/index.html").is_file()
+    replace_file(file, render.html_index(found, thumbnails(folder, found), docs))
     return file
 
 
@@ -53,10 +54,24 @@ def thumbnails(folder: Path, pages: Sequence[Page]) -> dict[str, str]:
     """Return the addresses of the pictures that show the findings of pages, by the pages' names."""
     found = {}
     for page in pages:
-        picture = f"{page.name}/figures/{page.key.name}.svg" if page.key else ""
-        if picture and (folder / picture).is_file():
-            found[page.name] = quote(picture)
+        names = [f"{page.key.name}.svg", f"{page.key.name}.png"] if page.key else []
+        for picture in (f"{page.name}/figures/{name}" for name in names):
+            if page.name not in found and (folder / picture).is_file():
+                found[page.name] = quote(picture)
     return found
+
+
+def build_all(runs: Path, out: Path) -> int:
+    """Build the pages of all studies that have records; return 1 if one could not be made, else 0."""
+    code = 0
+    for study in sorted(path.parent for path in runs.glob("*/study.toml")):
+        try:
+            build.build(study.name, study, out / study.name)
+            print(f"{study.name}: {out / study.name / 'index.html'}", flush=True)
+        except build.ERRORS as error:
+            print(f"{study.name}: no page: {error}", file=sys.stderr)
+            code = 1
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,14 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Build all pages.")
         runs, out = Path(args.runs), Path(args.out)
-        studies = sorted(path.parent for path in runs.glob("*/study.toml")) if args.build else []
-        for study in studies:
-            try:
-                build.build(study.name, study, out / study.name)
-                print(f"{study.name}: {out / study.name / 'index.html'}", flush=True)
-            except build.ERRORS as error:
-                print(f"{study.name}: no page: {error}", file=sys.stderr)
-                code = 1
+        code = build_all(runs, out) if args.build else 0
         print(write(out))
     except build.ERRORS as error:
         return bad_input(error)

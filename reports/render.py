@@ -99,6 +99,19 @@ def html_index(entries: Sequence[Page], thumbnails: Mapping[str, str], docs: boo
     )
 
 
+def html_document(title: str, body: str) -> str:
+    """Return a page of the documentation.
+
+    Args:
+      title: of the page.
+      body: HTML.
+    """
+    css = Markup((TEMPLATES / "report.css").read_text())
+    return _template("document.html.j2").render(
+        title=title, body=Markup(body), css=css, generator=GENERATOR
+    )
+
+
 def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str:
     """Return the Markdown page.
 
