@@ -56,12 +56,12 @@ def test_nothing_is_said_of_what_was_not_compared(place):
 def test_speeds_are_relative_to_the_synchronous_system_of_the_same_code(place):
     for system, env_id, sps in (
         ("cleanba_ppo", "CartPole-v1", 1_000), ("cleanba_ppo-sync", "CartPole-v1", 2_000),
-        ("cleanba_ppo", "Catch-v0", 8_000), ("cleanba_ppo-sync", "Catch-v0", 4_000),
+        ("cleanba_ppo", "Catch-v0", 6_000), ("cleanba_ppo-sync", "Catch-v0", 4_000),
         ("moolib", "Catch-v0", 9_000),
     ):  # fmt: skip
         write_run(place / f"runs/small/{system}{env_id}", system, "x", env_id, steps=5_120, sps=sps)
     assert said(place, "speedup", "speeds") == [
-        "Speed relative to the synchronous architecture: Cleanba PPO 1.00 times (0.50 to 2.00).",
+        "Speed relative to the synchronous architecture: Cleanba PPO 0.87 times (0.50 to 1.50).",
         "Steps per second: CartPole-v1 1,000 (Cleanba PPO) to 2,000 (Cleanba PPO (synchronous)); "
         "Catch-v0 4,000 (Cleanba PPO (synchronous)) to 9,000 (moolib IMPALA).",
     ]
