@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import vl_convert
 
+from analysis.bootstrap import FEW_RUNS
 from plots import style
 
 DASHES = ([], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3])
@@ -93,7 +94,7 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
         },
         "layer": [
             {
-                "transform": [{"filter": "!datum.run && isValid(datum.low)"}],
+                "transform": [{"filter": f"!datum.run && isValid(datum.low) && datum.runs >= {FEW_RUNS}"}],
                 "mark": {"type": "area", "fillOpacity": 0.15},
                 "encoding": {
                     "y": {"field": "low", "type": "quantitative"},

@@ -96,20 +96,21 @@ for (const figure of document.querySelectorAll("figure")) {
 const chart = document.getElementById("explorer-spec");
 if (chart) {
   const spec = JSON.parse(chart.textContent);
-  const numbers = { step: "number", seconds: "number", value: "number", low: "number", high: "number" };
+  const numbers = { step: "number", seconds: "number", value: "number", low: "number", high: "number", runs: "number" };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const findRun = ({ env_id, name, setting, seed }) =>
     [...document.querySelectorAll("#t-runs tbody tr")].find((row) =>
       [env_id, name, setting, String(seed)].every((text, i) => row.cells[i].textContent === text));
   const draw = async (data) => {
     const colour = getComputedStyle(document.body).color;
+    const columns = Math.max(1, Math.floor(document.getElementById("curves").clientWidth / 220));
     const drawn = structuredClone(spec);
     drawn.data.values = data;
     drawn.data.format = { type: "json", parse: numbers };
     if (dark.matches) drawn.encoding.color.scale.range = spec.usermeta.dark;
     const text = { labelColor: colour, titleColor: colour };
     const grey = { gridColor: colour, gridOpacity: 0.15, domainColor: colour, tickColor: colour };
-    const config = { background: null, axis: { ...text, ...grey }, legend: { ...text, orient: "top", columns: 3, labelLimit: 300, symbolStrokeColor: colour }, view: { stroke: null } };
+    const config = { background: null, axis: { ...text, ...grey }, legend: { ...text, orient: "top", columns, labelLimit: 300, symbolStrokeColor: colour }, view: { stroke: null } };
     const { view } = await embedChart("#curves", drawn, { ast: true, actions: false, config, renderer: "svg" });
     view.addEventListener("click", (_, item) => {
       const row = item?.datum?.run ? findRun(item.datum) : item?.datum?.[0]?.run ? findRun(item.datum[0]) : null;
