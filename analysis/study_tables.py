@@ -54,13 +54,17 @@ def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) ->
     """
     rows = []
     for env_id, target in targets.items():
-        runs = tables.runs["run"][tables.runs["env_id"] == env_id]
-        found = hts_metrics(of_runs(tables, runs), [target], window=episodes)
-        for key, group in found.groupby(GROUP, observed=True, sort=True):
-            steps = group[f"required_step_{target:g}"].to_numpy(float)
-            seconds = group[f"required_time_{target:g}"].to_numpy(float)
-            reached = int(np.isfinite(steps).sum())
-            rows.append((*key, target, len(group), reached, tuple(steps), tuple(seconds)))
+        runs = tables.runs[tables.runs["env_id"] == env_id]
+        found = hts_metrics(of_runs(tables, runs["run"]), [target], window=episodes)
+        measured = dict(list(found.groupby(GROUP, observed=True)))
+        for key, count in runs.groupby(GROUP, observed=True, sort=True).size().items():
+            group = measured.get(key, found.head(0))
+            never = (np.inf,) * (count - len(group))  # runs without an episode
+            steps, seconds = (
+                (*group[f"required_{what}_{target:g}"].astype(float), *never)
+                for what in ("step", "time")
+            )
+            rows.append((*key, target, count, int(np.isfinite(steps).sum()), steps, seconds))
     return pd.DataFrame(rows, columns=[*GROUP, "target", "runs", "reached", "steps", "seconds"])
 
 

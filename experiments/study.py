@@ -10,7 +10,7 @@ What its page says first is optional, too:
 
     paper = "Cleanba"  # whose question it is; the index groups pages by it
     findings = ["bits", "speedup"]  # which sentences answer the question: `Finding`
-    key_figure = "curves_steps"  # which figure shows it: `KeyFigure`
+    main_figure = "curves_steps"  # which figure shows it: `MainFigure`
     remark = "..."  # what the findings, which are computed, leave out
 
     [settings.a0-l0-t1]
@@ -106,7 +106,7 @@ Finding = Literal[
     "lag",
     "changes",
 ]
-KeyFigure = Literal[
+MainFigure = Literal[
     "aggregates", "efficiency", "curves_steps", "curves_time", "final_scores", "speed", "run_times",
     "scaling", "speedups", "policy_lag", "policy_changes",
 ]  # fmt: skip
@@ -181,7 +181,7 @@ class Study(NamedTuple):
       minutes: that two CPU cores take, according to the file; None if it does not give them.
       paper: whose question it is; '' if it is the toolkit's own.
       findings: kinds of sentences that answer the question; () for the page's choice.
-      key_figure: that shows the answer; '' for the page's choice.
+      main_figure: that shows the answer; '' for the page's choice.
       remark: what the findings leave out, in its authors' words.
       targets: mean return of `target_episodes` episodes that runs are to reach, by environment.
       target_episodes: see `targets`.
@@ -195,7 +195,7 @@ class Study(NamedTuple):
     minutes: int | None = None
     paper: str = ""
     findings: tuple[Finding, ...] = ()
-    key_figure: KeyFigure | Literal[""] = ""
+    main_figure: MainFigure | Literal[""] = ""
     remark: str = ""
     targets: Mapping[str, float] = types.MappingProxyType({})
     target_episodes: int = TARGET_EPISODES
@@ -233,7 +233,7 @@ class _File(Struct, forbid_unknown_fields=True):
     presets: dict[str, _Preset] | None = None
     paper: str = ""
     findings: tuple[Finding, ...] = ()
-    key_figure: KeyFigure | Literal[""] = ""
+    main_figure: MainFigure | Literal[""] = ""
     remark: str = ""
     targets: dict[str, float] = {}
     target_episodes: Count = TARGET_EPISODES
@@ -316,7 +316,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         sizes[preset].minutes,
         " ".join(file.paper.split()),
         file.findings,
-        file.key_figure,
+        file.main_figure,
         " ".join(file.remark.split()),
         file.targets,
         file.target_episodes,

@@ -50,7 +50,8 @@ def draw(
                 here.groupby(["setting", "system"], observed=True),
                 key=lambda item: look.settings.index(item[0][0]),
             ):
-                draw_curve(panel, curve, system, setting, look, x, small)
+                several = curve["runs"].max() >= FEW_RUNS
+                draw_curve(panel, curve, system, setting, look, x, small, bands=several)
             panel.set_title(env_id)
             panel.set_xlabel(AXES[x])
             panel.set_xlim(left=0)
@@ -80,6 +81,7 @@ def draw_curve(
     look: style.Look,
     x: str = "step",
     small: bool = False,
+    bands: bool = True,
 ) -> None:
     """Draw one curve with its band.
 
@@ -91,11 +93,12 @@ def draw_curve(
       look: names, colours and lines.
       x: column on the x axis.
       small: without markers, in a small panel.
+      bands: whether there are runs enough for a band.
     """
     colour, how = look.colour(system, setting), look.setting(setting)
     curve = _thinned(curve) if small else curve
     at, value, low, high = (curve[name].to_numpy(float) for name in (x, "value", "low", "high"))
-    if np.isfinite(low).any() and curve["runs"].max() >= FEW_RUNS:
+    if bands and np.isfinite(low).any():
         panel.fill_between(at, low, high, color=colour, alpha=0.13, linewidth=0)
     marks = _marks(value, look.systems.index(system)) if how.filled and not small else []
     panel.plot(
@@ -139,7 +142,10 @@ def _shrink(panel: Axes) -> None:
     panel.set_xlabel("")
     panel.tick_params(labelsize=5, length=2, pad=1)
     panel.xaxis.get_major_locator().set_params(nbins=2)
-    panel.yaxis.get_major_locator().set_params(nbins=3)
+    if panel.get_yscale() == "log":
+        panel.yaxis.get_major_locator().set_params(numticks=3)
+    else:
+        panel.yaxis.get_major_locator().set_params(nbins=3)
 
 
 def _marks(value: np.ndarray, index: int) -> list[int]:

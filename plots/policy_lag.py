@@ -57,7 +57,8 @@ def draw(
         )
         for index, (panel, env_id) in enumerate(zip(axes, environments, strict=True)):
             here = shares[shares["env_id"] == env_id]
-            edges = _edges(here, [v for r in references for v in r.values.values()])
+            others = [v for one in references for key, v in one.values.items() if key[2] == env_id]
+            edges = _edges(here, others)
             for (system, setting), one in here.groupby(["system", "setting"], observed=True):
                 position = rows.at[system, setting]
                 mean = _draw_row(panel, one, edges, position, look)

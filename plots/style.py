@@ -380,13 +380,6 @@ def bands_text(drawn: pd.DataFrame, what: str) -> str:
     return f"bands: {what}" if drawn["low"].notna().any() else ""
 
 
-def row_label(system: str, setting: str, look: Look) -> str:
-    """Return the label of a row: the system alone if there is only one setting, and vice versa."""
-    if len(look.settings) == 1:
-        return look.name(system)
-    return setting if len(look.systems) == 1 else f"{look.name(system)}, {setting}"
-
-
 def thousands(axis: Axes) -> None:
     """Write large numbers on the x axis as 10k, 5M."""
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))

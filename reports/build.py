@@ -42,7 +42,7 @@ from reports.study import ReportError, StudyRuns, commands, read_study
 ERRORS = (BadInput, ReportError, InputError, StudyError, OSError, ValueError)
 PLAIN_WIDTH = 150
 LONG = ("speed", "time", "lag")  # sections that many environments make long
-LARGE = 300_000  # bytes of a figure; larger ones are compressed in the page
+LARGE = 300_000  # bytes of a figure; larger ones, and all of an archive, are compressed in the page
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,15 @@ def build(
             old.unlink()
     out.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.svg" for name in sorted(figures)]
-    large = [file for file in files if file.stat().st_size > LARGE]
+    large = [file for file in files if published or file.stat().st_size > LARGE]
     tables = [folder / f"{name}.csv" for name in sorted(stored)]
     html = render.html_page(
         page,
         {file.stem: render.data_address(file) for file in files if file not in large},
         svgs={file.stem: render.compressed(file) for file in large},
-        data={file.stem: render.compressed(file) for file in tables},
-        explorer=chart(study, page),
+        # An archive has the records themselves, and its page nothing that an audit does not check.
+        data={} if published else {file.stem: render.compressed(file) for file in tables},
+        explorer="" if published else _chart(study, page),
         index="" if published else "../index.html",
     )
     replace_file(out / "index.html", html)
@@ -123,7 +124,7 @@ def page_of(study: StudyRuns) -> Page:
     calls = [partial(section, study) for section in SECTIONS]
     found = tuple(one for one in call_all(calls, len(available_cores())) if one is not None)
     plan, done = study.plan, study.done
-    key, found = _with_key_figure(study, found)
+    main_figure, found = _with_main_figure(study, found)
     if done.runs["env_id"].nunique() > MANY:
         found = tuple(
             msgspec.structs.replace(one, folded=True) if one.name in LONG else one for one in found
@@ -147,9 +148,9 @@ def page_of(study: StudyRuns) -> Page:
         title=plan.title if plan else f"Study {study.name}",
         question=plan.question if plan else "",
         finding=tuple(map(cells.neutral, findings.findings(study))),
-        caveats=limits + tuple(f"Measured on: {line}." for line in hardware[:1]),
+        caveats=limits + ((f"Measured on: {'; '.join(hardware)}.",) if hardware else ()),
         sections=found,
-        key=key,
+        main_figure=main_figure,
         paper=plan.paper if plan else "",
         remark=plan.remark if plan else "",
         commands=commands(study),
@@ -160,19 +161,19 @@ def page_of(study: StudyRuns) -> Page:
     )
 
 
-def chart(study: StudyRuns, page: Page) -> str:
+def _chart(study: StudyRuns, page: Page) -> str:
     """Return the specification of the interactive curves; '' if the page has no curves."""
     if "curves_steps" not in {one.name for one in page.figures()}:
         return ""
-    return specification(sorted(map(str, study.done.runs["env_id"].unique())), study.look)
+    return specification(sorted(study.curves.means["env_id"].astype(str).unique()), study.look)
 
 
-def _with_key_figure(
+def _with_main_figure(
     study: StudyRuns, sections: tuple[Section, ...]
 ) -> tuple[Figure | None, tuple[Section, ...]]:
     """Take the figure that shows the answer out of its section, which may end up empty."""
     figures = {one.figure.name: one for one in sections if one.figure}
-    asked = study.plan.key_figure if study.plan else ""
+    asked = study.plan.main_figure if study.plan else ""
     usual = ("aggregates", "curves_steps", "final_scores", "speed")
     name = next((one for one in (asked, *usual) if one in figures), None)
     if name is None:

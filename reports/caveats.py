@@ -26,11 +26,13 @@ def caveats(
     if seeds and max(seeds) == 1:
         sentences.append("One seed per result: the spread over seeds is unknown.")
     elif seeds and min(seeds) < FEW_RUNS:
-        low, high = min(seeds), max(seeds)
+        few = [count for count in seeds if count < FEW_RUNS]
+        low, high = min(few), max(few)
         count = f"{low}" if low == high else f"{low} to {high}"
+        noun = "seed is" if high == 1 else "seeds are"
+        which = "" if len(few) == len(seeds) else f" ({len(few)} of {len(seeds)} results)"
         sentences.append(
-            f"{count} seeds per result are too few for an interval on one environment: figures show the "
-            "single runs."
+            f"{count} {noun} too few for an interval on one environment{which}: figures show the single runs."
         )
     if problems:
         noun, verb = ("problem", "was") if problems == 1 else ("problems", "were")

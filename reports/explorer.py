@@ -101,23 +101,7 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
                     "y2": {"field": "high"},
                 },
             },
-            {
-                "transform": [{"filter": "datum.run"}],
-                "mark": {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.4, "cursor": "pointer"},
-                "encoding": {**values, "detail": {"field": "run"}, "tooltip": tooltip},
-            },
-            {
-                "transform": [{"filter": "!datum.run"}],
-                "params": [
-                    {
-                        "name": "shown",
-                        "select": {"type": "point", "fields": ["name"], "toggle": "event.shiftKey"},
-                        "bind": "legend",
-                    }
-                ],
-                "mark": {"type": "line", "strokeWidth": 2.2},
-                "encoding": values,
-            },
+            # Below the curves: its invisible cells, one around each point, would receive their clicks.
             {
                 "transform": [{"filter": "!datum.run"}],
                 "params": [
@@ -137,6 +121,23 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
                     "tooltip": tooltip,
                     "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
                 },
+            },
+            {
+                "transform": [{"filter": "datum.run"}],
+                "mark": {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.4, "cursor": "pointer"},
+                "encoding": {**values, "detail": {"field": "run"}, "tooltip": tooltip},
+            },
+            {
+                "transform": [{"filter": "!datum.run"}],
+                "params": [
+                    {
+                        "name": "shown",
+                        "select": {"type": "point", "fields": ["name"], "toggle": "event.shiftKey"},
+                        "bind": "legend",
+                    }
+                ],
+                "mark": {"type": "line", "strokeWidth": 2.2},
+                "encoding": values,
             },
         ],
         "usermeta": {"dark": [style.DARK[one] for one in colours]},

@@ -4,7 +4,7 @@ A study file names the kinds of findings that answer its question (`findings`); 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -36,35 +36,47 @@ def _bits(study: StudyRuns) -> Sentences:
     for one in verdicts.verdicts(study.setting_verdicts, study.pairs):
         if one.same is not None:
             by_system.setdefault(one.system, []).append(one)
-    same = [name for name, of_it in by_system.items() if all(one.same for one in of_it)]
-    if same:
-        found = [one for name in same for one in by_system[name]]
-        settings = {setting for one in found for setting in one.settings}
-        processes = max(
-            (run.setting.processes for run in (study.plan.runs if study.plan else ())), default=1
-        )
-        where = f" in up to {processes} processes" if processes > 1 else ""
-        pairs = sum(one.pairs for one in found)
+    same: dict[frozenset[str], list[str]] = {}  # settings -> systems
+    for name, of_it in by_system.items():
+        if all(one.same for one in of_it):
+            settings = frozenset(setting for one in of_it for setting in one.settings)
+            same.setdefault(settings, []).append(name)
+    for settings, names in same.items():
+        pairs = sum(one.pairs for name in names for one in by_system[name])
         yield (
-            f"{_listed(_names(study, same))}: the same bits on {len(settings)} hardware settings{where} "
-            f"({pairs:,} of {_count(pairs, 'pair')} of runs)."
+            f"{_listed(_names(study, names))}: the same bits on {len(settings)} hardware settings"
+            f"{_processes(study, names, settings)} ({pairs:,} of {_count(pairs, 'pair')} of runs)."
         )
     for name, of_it in by_system.items():
-        if name in same:
+        if any(name in names for names in same.values()):
             continue
         pairs, agree = (
             sum(getattr(one, what) for one in of_it) for what in ("pairs", "same_pairs")
         )
-        if any(one.difference for one in of_it):
+        of_pairs = study.pairs[study.pairs["system"] == name]
+        differ = int((of_pairs["identical"] == False).sum())  # noqa: E712
+        if differ:
             yield (
                 f"{_name(study, name)}: different bits on different hardware settings "
-                f"({pairs - agree:,} of {_count(pairs, 'pair')} of runs)."
+                f"({differ:,} of {_count(pairs, 'pair')} of runs)."
             )
         else:
             yield (
                 f"{_name(study, name)}: the same bits in {agree:,} of {_count(pairs, 'pair')} of runs; the "
-                "others lack a partner, or have no fingerprint of the same version."
+                "others could not be compared to their end."
             )
+
+
+def _processes(study: StudyRuns, systems: Collection[str], settings: Collection[str]) -> str:
+    """Return in how many processes the runs of systems and settings were made, if in several."""
+    planned = study.plan.runs if study.plan else ()
+    counts = [
+        run.setting.processes
+        for run in planned
+        if run.system in systems and run.setting.name in settings
+    ]
+    most = max(counts, default=1)
+    return f" in up to {most} processes" if most > 1 else ""
 
 
 def _targets(study: StudyRuns) -> Sentences:
@@ -74,7 +86,8 @@ def _targets(study: StudyRuns) -> Sentences:
     if not len(table):
         return
     reached, runs = int(table["reached"].sum()), int(table["runs"].sum())
-    targets = ", ".join(f"{value:,g} on {env_id}" for env_id, value in sorted(asked.items()))
+    made = set(table["env_id"])
+    targets = ", ".join(f"{asked[env_id]:,g} on {env_id}" for env_id in sorted(made))
     yield f"{reached} of {_count(runs, 'run')} reached the target return ({targets})."
     missed = [
         f"{_who(study, row)} on {row.env_id} ({row.reached} of {row.runs})"
@@ -99,7 +112,8 @@ def _verdicts(study: StudyRuns) -> Sentences:
         both = _listed([_name(study, entry[side]) for side in ("system_a", "system_b")])
         p = {"equivalent": "p_equivalent", "different": "p_different"}.get(entry["verdict"], "")
         note = f" (p = {entry[p]:.2g})" if p in entry else ""
-        yield f"{both}: {entry['verdict']} learning curves{_drivers(entry)}{note}."
+        where = f", {entry['setting']}" if len(study.look.settings) > 1 else ""
+        yield f"{both}{where}: {_verdict(entry)}{_drivers(entry)}{note}."
 
 
 def _scores(study: StudyRuns) -> Sentences:
@@ -121,7 +135,8 @@ def _aggregates(study: StudyRuns) -> Sentences:
 
         count = int(iqm["environments"].max())
         over = _count(count, "environment")
-        yield f"IQM {study.score_name} over {over}: {_range(study, iqm, 'value', text)}."
+        notes = "".join(f"; {note}" for note in iqm["note"].unique() if note)
+        yield f"IQM {study.score_name} over {over}: {_range(study, iqm, 'value', text)}{notes}."
 
 
 def _differences(study: StudyRuns) -> Sentences:
@@ -131,19 +146,14 @@ def _differences(study: StudyRuns) -> Sentences:
         if entry["verdict"] != "identical":
             by_system.setdefault(entry["system"], []).append(entry)
     for system, entries in by_system.items():
-        who = f"{_name(study, system)}: " if len(study.look.systems) > 1 else ""
-        many = len(entries) > MOST_PAIRS
-        shown = [one for one in entries if one["verdict"] == "different"] if many else entries
-        pairs = [f"{one['setting_a']} and {one['setting_b']}{_drivers(one)}" for one in shown]
-        if many:
-            differ = f" ({'; '.join(pairs)})" if pairs else ""
-            text = f"{len(entries)} comparisons of settings: {_verdict_counts(entries)}{differ}"
-        else:
-            words = (one["verdict"] for one in shown)
-            text = "; ".join(
-                f"{pair}: {word} learning curves" for pair, word in zip(pairs, words, strict=True)
-            )
-        yield f"{who}{text}."
+        who = f"{_name(study, system)}, " if len(study.look.systems) > 1 else ""
+        if len(entries) <= MOST_PAIRS:
+            for one in entries:
+                yield f"{who}{_sides(one)}: {_verdict(one)}{_drivers(one)}."
+            continue
+        differ = [_sides(one) + _drivers(one) for one in entries if one["verdict"] == "different"]
+        which = f" ({'; '.join(differ)})" if differ else ""
+        yield f"{who}{len(entries)} comparisons of settings: {_verdict_counts(entries)}{which}."
 
 
 def _speeds(study: StudyRuns) -> Sentences:
@@ -209,8 +219,10 @@ def _changes(study: StudyRuns) -> Sentences:
     if not len(study.changing.runs):
         return
     rows = lag_tables.change_predictions(study.changing)
+    several = rows["env_id"].nunique() > 1
     parts = (
-        f"{_who(study, row)} {number(row.measured)} ({number(row.by_time)})"
+        f"{_who(study, row)}{f' on {row.env_id}' if several else ''} {number(row.measured)}"
+        f"{f' ({number(row.by_time)})' if math.isfinite(row.by_time) else ''}"
         for row in rows.itertuples()
     )
     yield f"Policy changes per rollout, measured (and predicted): {', '.join(parts)}."
@@ -245,11 +257,24 @@ def _by_environment(
 
 def _verdict_counts(entries: Sequence[Mapping]) -> str:
     words = [entry["verdict"] for entry in entries]
-    return ", ".join(f"{words.count(w)} {w}" for w in sorted(set(words), key=words.count)[::-1])
+    ordered = sorted(set(words), key=lambda word: (-words.count(word), word))
+    return ", ".join(f"{words.count(word)} {word}" for word in ordered)
+
+
+def _sides(entry: Mapping) -> str:
+    return f"{entry['setting_a']} and {entry['setting_b']}"
+
+
+def _verdict(entry: Mapping) -> str:
+    if entry["verdict"] == "undecided":
+        return "undecided whether the learning curves differ"
+    return f"{entry['verdict']} learning curves"
 
 
 def _drivers(entry: Mapping) -> str:
-    return f" on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
+    """Return the environments that show a difference; '' if the verdict is another."""
+    differ = entry["verdict"] == "different" and entry.get("drivers")
+    return f" on {', '.join(entry['drivers'])}" if differ else ""
 
 
 def _score(row: object) -> str:

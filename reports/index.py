@@ -30,8 +30,23 @@ class Args:
 
 
 def entries(folder: Path) -> list[Page]:
-    """Return the pages below a folder, sorted by name, from their `result.json`."""
+    """Return the pages below a folder, sorted by name, from their `result.json`.
+
+    Raises:
+      ValueError: if one cannot be read.
+    """
     return [read_json(file) for file in sorted(folder.glob("*/result.json"))]
+
+
+def readable_entries(folder: Path) -> list[Page]:
+    """Return the pages below a folder that can be read, and name the others, such as old ones."""
+    found = []
+    for file in sorted(folder.glob("*/result.json")):
+        try:
+            found.append(read_json(file))
+        except ValueError as error:
+            print(f"not listed: {error}", file=sys.stderr)
+    return found
 
 
 def write(folder: Path) -> Path:
@@ -40,7 +55,7 @@ def write(folder: Path) -> Path:
     Raises:
       ReportError: if there is no page, or a file that this command did not write is in the way.
     """
-    found, file = entries(folder), folder / "index.html"
+    found, file = readable_entries(folder), folder / "index.html"
     if not found:
         raise ReportError(f"{folder}: there is no page there")
     if not render.was_made_here(file):
@@ -54,7 +69,11 @@ def thumbnails(folder: Path, pages: Sequence[Page]) -> dict[str, str]:
     """Return the addresses of the pictures that show the findings of pages, by the pages' names."""
     found = {}
     for page in pages:
-        names = [f"{page.key.name}.svg", f"{page.key.name}.png"] if page.key else []
+        names = (
+            [f"{page.main_figure.name}.svg", f"{page.main_figure.name}.png"]
+            if page.main_figure
+            else []
+        )
         for picture in (f"{page.name}/figures/{name}" for name in names):
             if page.name not in found and (folder / picture).is_file():
                 found[page.name] = quote(picture)

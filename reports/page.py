@@ -118,7 +118,7 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
       finding: the answer, in sentences that are computed from the tables.
       caveats: what limits the answer: completeness, number of seeds, problems, hardware.
       sections: the sections, in order.
-      key: the figure that shows the answer.
+      main_figure: the figure that shows the answer.
       paper: whose question it is; '' if it is the toolkit's own.
       remark: what the findings leave out, in the authors' words.
       commands: shell commands that reproduce the runs and the page.
@@ -136,7 +136,7 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     finding: tuple[str, ...]
     caveats: tuple[str, ...]
     sections: tuple[Section, ...]
-    key: Figure | None = None
+    main_figure: Figure | None = None
     paper: str = ""
     remark: str = ""
     commands: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     def figures(self) -> tuple[Figure, ...]:
         """Return all figures, in the order of the page."""
-        found = (self.key, *(one.figure for one in self.sections))
+        found = (self.main_figure, *(one.figure for one in self.sections))
         return tuple(one for one in found if one is not None)
 
 

@@ -160,7 +160,10 @@ def chosen(page: Page) -> list[str]:
     """Return the names of the figures that are published."""
     there = {one.name for one in page.figures()}
     groups = ([name for name in group if name in there] for group in FIGURES)
-    names = [*([page.key.name] if page.key else []), *(group[0] for group in groups if group)]
+    names = [
+        *([page.main_figure.name] if page.main_figure else []),
+        *(group[0] for group in groups if group),
+    ]
     return list(dict.fromkeys(names))[:MOST_FIGURES]
 
 

@@ -123,8 +123,8 @@ def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str
     lines = [f"<!-- {GENERATOR} -->", f"# {escape(page.title)}", ""]
     lines += [escape(page.question), ""] if page.question else []
     lines += [f"**{escape(sentence)}**\n" for sentence in page.finding]
-    if page.key:
-        lines += [*_markdown_figure(page.key, page.title, figures, folder), ""]
+    if page.main_figure:
+        lines += [*_markdown_figure(page.main_figure, page.title, figures, folder), ""]
     lines += [escape(page.remark), ""] if page.remark else []
     lines += ["What limits this answer:", ""] if page.caveats else []
     lines += [f"- {escape(sentence)}" for sentence in page.caveats]

@@ -9,11 +9,12 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+import msgspec
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -21,7 +22,7 @@ from analysis.output import bad_input
 from cleanba.record import replace_file
 from cleanba.run.command_line import parse
 from reports import build, index, render
-from reports.page import read_json
+from reports.page import Page, read_json
 from reports.study import ReportError
 
 ROOT = Path(__file__).parents[1]
@@ -83,8 +84,22 @@ def write_published(folder: Path, out: Path) -> None:
         if picture.is_file():
             shutil.copy(picture, figures)
             images[one.name] = render.data_address(picture)
+    page = with_figures(page, images)
     replace_file(out / "index.html", render.html_page(page, images, index="../index.html"))
     shutil.copy(folder / "result.json", out)
+
+
+def with_figures(page: Page, there: Collection[str]) -> Page:
+    """Return a page without the figures whose files are not there, and without empty sections."""
+    sections = (
+        msgspec.structs.replace(one, figure=None)
+        if one.figure and one.figure.name not in there
+        else one
+        for one in page.sections
+    )
+    return msgspec.structs.replace(
+        page, sections=tuple(one for one in sections if one.figure or one.table or one.text)
+    )
 
 
 def write_docs(root: Path, out: Path, repository: str = "") -> list[Path]:

@@ -42,6 +42,9 @@ def figure(
     data = frame if data is None else data
     if "each" in data:
         data = data.assign(each=[" ".join(f"{one:g}" for one in each) for each in data["each"]])
+    for column in ("seed", "step"):  # whole numbers, which would be rounded like the others
+        if column in data and (data[column].dropna() % 1 == 0).all():
+            data = data.assign(**{column: data[column].astype("Int64")})
     replace_file(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
     return Figure(name, caption)
 

@@ -52,11 +52,11 @@ def test_a_study_is_the_product_of_its_axes_and_names_its_folders(tmp_path):
     ]
     assert study.name == "mine"
     assert study.question == "Is it?"
-    assert (study.findings, study.key_figure, study.paper, study.remark) == ((), "", "", "")
+    assert (study.findings, study.main_figure, study.paper, study.remark) == ((), "", "", "")
     head = """
 paper = "A paper"
 findings = ["bits", "speedup"]
-key_figure = "run_times"
+main_figure = "run_times"
 remark = '''
 Yes,
 always.
@@ -64,7 +64,7 @@ always.
 """
     study = load(tmp_path, STUDY.replace("[settings.one]", f"{head}[settings.one]", 1))
     assert study.findings == ("bits", "speedup")
-    assert (study.key_figure, study.paper) == ("run_times", "A paper")
+    assert (study.main_figure, study.paper) == ("run_times", "A paper")
     assert study.remark == "Yes, always."
 
 
@@ -332,7 +332,7 @@ def test_the_launcher_imports_neither_torch_nor_jax():
             "findings = ['bit']\ntitle = ",
             "Invalid enum value 'bit' - at `$.findings[0]`",
         ),
-        ("title = ", "key_figure = 'x'\ntitle = ", "Invalid enum value 'x' - at `$.key_figure`"),
+        ("title = ", "main_figure = 'x'\ntitle = ", "Invalid enum value 'x' - at `$.main_figure`"),
         ("cores = 2", "cores = 0", "the setting 'one': Expected `int` >= 1 - at `$.cores`"),
         ("cores = 2", "cores = 2\nprocesses = 0", "Expected `int` >= 1 - at `$.processes`"),
         ("cores = 2", "cores = 2\ngpus = -1", "Expected `int` >= 0 - at `$.gpus`"),

@@ -466,6 +466,19 @@ def test_run_times_are_in_a_unit_that_fits_them(seconds, labels, axis):
     assert panel.get_xlabel() == axis
 
 
+@pytest.mark.parametrize("what", ["episodic return", "value loss"])
+def test_many_environments_are_drawn_small(what):
+    x = np.linspace(1.0, 100.0, 10)
+    frames = [
+        pd.DataFrame({"step": x, "value": x, "low": x, "high": x, "env_id": f"Game{i}-v5"})
+        for i in range(15)
+    ]
+    curves = pd.concat(frames).assign(system="a", setting="s", runs=3)
+    figure = learning_curves.draw(curves, source=SOURCE, what=what)
+    assert len({round(panel.get_position().x0, 3) for panel in figure.axes}) == 7
+    assert figure.axes[0].lines[0].get_xdata()[-1] == 100  # of every other point, the last is one
+
+
 def test_differences_are_drawn_in_margins():
     row = {"env_id": "Pong-v5", "outcome": "final", "margin": 0.5}
     rows = [row | {"low": 0.5, "difference": 1.0, "high": 1.5}]

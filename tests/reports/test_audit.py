@@ -1,7 +1,6 @@
 """An audit verifies an honest archive, refutes a forged one, and names what it could not check."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -156,11 +155,8 @@ def change_what_is_shown(data):
 def show(data):
     """Make `index.html` of an edited `result.json`."""
     page = read_json(data / "result.json")
-    html = (data / "index.html").read_text()
     images = dict.fromkeys((one.name for one in page.figures()), audit.NO_FIGURE)
-    stored = dict(re.findall(r'id="data-(\w+)">([^<]*)</script>', html))
-    chart = re.search(r'id="explorer-spec">([^<]*)</script>', html)[1]
-    (data / "index.html").write_text(render.html_page(page, images, data=stored, explorer=chart))
+    (data / "index.html").write_text(render.html_page(page, images))
 
 
 @pytest.mark.slow

@@ -1,17 +1,20 @@
 """Findings: each sentence has the numbers of the records."""
 
+import json
 import re
 from typing import get_args
 
+import numpy as np
 import pytest
 from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 
-from analysis import reproducibility
+from analysis import reproducibility, study_tables
 from analysis.importers.records import read_records
 from experiments.study import Finding, find_study, load_study, study_names
 from reports import findings
 from reports.caveats import caveats
 from reports.study import read_study
+from tests.sealing import rewrite
 
 
 def said(place, *kinds):
@@ -28,7 +31,7 @@ def test_every_kind_of_finding_has_its_function():
 def test_every_study_says_what_answers_its_question(name):
     study = load_study(find_study(name))
     assert study.findings
-    assert study.key_figure
+    assert study.main_figure
 
 
 def test_bits_are_counted_over_all_pairs_of_settings(place):
@@ -40,6 +43,54 @@ def test_bits_are_counted_over_all_pairs_of_settings(place):
         "Cleanba PPO: the same bits on 3 hardware settings (18 of 18 pairs of runs).",
         "moolib IMPALA: different bits on different hardware settings (18 of 18 pairs of runs).",
     ]  # fmt: skip
+
+
+def test_systems_that_ran_on_other_settings_are_counted_apart(place):
+    for system, settings in (("cleanba_ppo", ("a", "b")), ("moolib", ("c", "d"))):
+        study_folder(place / "runs/small", (system,), settings, steps=5_120)
+    assert said(place, "bits") == [
+        "Cleanba PPO: the same bits on 2 hardware settings (6 of 6 pairs of runs).",
+        "moolib IMPALA: the same bits on 2 hardware settings (6 of 6 pairs of runs).",
+    ]
+
+
+def test_pairs_that_could_not_be_compared_are_not_different(place):
+    study_folder(place / "runs/small", ("moolib",), ("a", "b"), ("Catch-v0",), steps=10_240)
+    changed, without = (
+        place / f"runs/small/moolib__b__Catch-v0__s{seed}/updates.jsonl" for seed in (1, 2)
+    )
+    rows = [json.loads(line) for line in changed.read_text().splitlines()]
+    rewrite(changed, "".join(json.dumps(row | {"fingerprint": "0" * 64}) + "\n" for row in rows))
+    rows = [json.loads(line) for line in without.read_text().splitlines()]
+    rows = [{name: row[name] for name in row if name != "fingerprint"} for row in rows]
+    rewrite(without, "".join(json.dumps(row) + "\n" for row in rows))
+    (sentence,) = said(place, "bits")
+    assert sentence.endswith(
+        "different bits on different hardware settings (1 of 3 pairs of runs)."
+    )
+
+
+def test_a_run_without_an_episode_has_missed_its_target(place):
+    study_folder(place / "runs/small", ("moolib",), ("a",), ("CartPole-v1",), steps=51_200)
+    rewrite(place / "runs/small/moolib__a__CartPole-v1__s3/episodes.jsonl", "")
+    tables = read_records([place / "runs/small"])
+    (row,) = study_tables.target_table(
+        tables, {"CartPole-v1": 300, "Catch-v0": 0.9}, 100
+    ).itertuples()
+    assert (row.env_id, row.runs, row.reached) == ("CartPole-v1", 3, 2)
+    assert np.isinf(row.steps[-1])
+
+
+def test_only_a_difference_names_the_environments_that_show_it():
+    entry = {"drivers": ["Catch-v0"], "verdict": "different"}
+    assert findings._drivers(entry) == " on Catch-v0"
+    assert findings._drivers(entry | {"verdict": "equivalent"}) == ""
+
+
+def test_counts_of_verdicts_have_one_order():
+    entries = [{"verdict": word} for word in ("undecided", "different", "equivalent", "undecided")]
+    said = "2 undecided, 1 different, 1 equivalent"
+    assert findings._verdict_counts(entries) == findings._verdict_counts(entries[::-1]) == said
 
 
 def test_both_architectures_of_a_system_are_one_name(place):
@@ -72,12 +123,12 @@ def test_verdicts_are_those_of_the_analysis(place):
     study_folder(place / "runs/small", systems, ("x", "y"), leaky=systems, steps=10_240)
     tables = read_records([place / "runs/small"])
     by_system = {one["system"]: one["verdict"] for one in reproducibility.verdicts(tables)}
+    words = {"undecided": "undecided whether the learning curves differ"}
     for sentence in said(place, "differences"):
-        name, pair, verdict = re.fullmatch(
-            r"(.*): (x and y).*: (\w+) learning curves\.", sentence
-        ).groups()
+        name, verdict = re.fullmatch(r"(.*), x and y: (.*?)( on .*)?\.", sentence).groups()[:2]
         system = {"Cleanba PPO": "cleanba_ppo", "Cleanba IMPALA": "cleanba_impala"}[name]
-        assert (pair, verdict) == ("x and y", by_system.pop(system))
+        found = by_system.pop(system)
+        assert verdict == words.get(found, f"{found} learning curves")
     assert not by_system
     found = said(place, "verdicts")
     assert len(found) == len(reproducibility.system_verdicts(tables)) == 2
@@ -114,7 +165,9 @@ def test_scores_over_many_environments_are_one_number(place):
     environments = ("CartPole-v1", "Catch-v0", "Pong-v5", "Breakout-v5")
     study_folder(place / "runs/small", ("moolib",), ("x",), environments, steps=5_120)
     (sentence,) = said(place, "scores")
-    assert re.fullmatch(r"IQM .* over 4 environments: \S+ \[\S+, \S+\]\.", sentence)
+    assert re.match(
+        r"IQM .* over 4 environments: \S+ \[\S+, \S+\]; 3 runs per environment: ", sentence
+    )
 
 
 def test_a_study_whose_findings_have_no_data_says_what_it_has(place):
@@ -129,8 +182,9 @@ def test_a_study_whose_findings_have_no_data_says_what_it_has(place):
     ("seeds", "sentence"),
     [
         ([1, 1], "One seed per result: the spread over seeds is unknown."),
-        ([1, 3], "1 to 3 seeds per result are too few for an interval on one environment"),
-        ([3], "3 seeds per result are too few for an interval on one environment"),
+        ([1, 3], "1 to 3 seeds are too few for an interval on one environment: "),
+        ([3], "3 seeds are too few for an interval on one environment: "),
+        ([3, 10], "3 seeds are too few for an interval on one environment (1 of 2 results): "),
         ([5, 10], None),
         ([], None),
     ],

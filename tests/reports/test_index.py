@@ -60,6 +60,17 @@ def test_a_study_without_a_completed_run_is_named_and_costs_no_other_page(studie
     assert (studies / "site" / "second" / "index.html").is_file()
 
 
+def test_a_page_of_another_version_is_named_and_costs_no_other_page(studies, capsys):
+    assert index.main([]) == 0
+    file = studies / "site/first/result.json"
+    file.write_text(file.read_text().replace('"caveats"', '"status"'))
+    assert index.main(["--no-build"]) == 0
+    assert "not listed: site/first/result.json: not a result of a study" in capsys.readouterr().err
+    html = (studies / "site/index.html").read_text()
+    assert "second/index.html" in html
+    assert "first/index.html" not in html
+
+
 def test_somebody_else_s_page_is_not_overwritten(studies, capsys):
     (studies / "site").mkdir()
     (studies / "site" / "index.html").write_text("mine")

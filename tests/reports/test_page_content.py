@@ -1,5 +1,6 @@
 """The content of a page: every section, with the numbers of the records."""
 
+import csv
 import json
 import re
 import shutil
@@ -330,8 +331,19 @@ def test_a_page_says_the_command_of_the_study_of_its_records(place, undrawn, tex
     assert f"python -m {command}\n" in pages(place, folder)[1]
 
 
+def test_seeds_and_steps_are_stored_as_they_are(place, undrawn):
+    for seed in (1_234_567, 2):
+        folder = place / f"runs/small/{seed}"
+        write_run(folder, seed=seed, num_envs=8_000, num_steps=617, steps=12_340_000)
+    assert build.main(["small"]) == 0
+    with (place / "site/small/figures/curves_steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["seed"] for row in rows} == {"", "2", "1234567"}
+    assert max(int(row["step"]) for row in rows) == 9_872_000  # both of its two updates
+
+
 def test_few_seeds_are_named(place, undrawn):
-    assert "3 seeds per result are too few for an interval" in build_small(place)[1]
+    assert "3 seeds are too few for an interval" in build_small(place)[1]
 
 
 def test_a_run_without_a_finished_episode_is_shown_without_a_score(place, undrawn):

@@ -1,5 +1,6 @@
 """What is published: small, from the same page as the site's, and never edited by hand."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,6 +131,13 @@ def test_a_page_in_the_repository_is_written_from_its_result(name):
 def test_the_index_in_the_repository_is_written_from_the_results():
     assert len(PUBLISHED) >= 26
     assert (RESULTS / "README.md").read_text() == render.markdown_index(index.entries(RESULTS))
+
+
+def test_the_readme_says_what_the_study_of_its_figure_found():
+    readme = (ROOT / "README.md").read_text()
+    (name,) = re.findall(r"!\[.*\]\(results/(\w+)/\w+\.png\)", readme)
+    page = read_json(RESULTS / name / "result.json")
+    assert re.findall(r"^> (.*)$", readme, re.MULTILINE) == list(map(render.escape, page.finding))
 
 
 def test_the_repository_holds_code_and_little_else():

@@ -57,6 +57,12 @@ def test_the_site_has_all_published_studies_and_all_documentation(built):
     assert index.count('loading="lazy"') == len(PUBLISHED)  # each has its picture
 
 
+def test_published_pages_have_no_empty_section(built):
+    for name in PUBLISHED:
+        html = (built / name / "index.html").read_text()
+        assert not re.findall(r'<section id="\w+">\s*<h2>[^<]*</h2>\s*</section>', html), name
+
+
 def test_every_heading_that_github_links_to_has_an_anchor(built):
     html = (built / "docs/ppo-details.html").read_text()
     assert 'id="the-ppo-of-hts-rl-and-of-the-worker-schemes"' in html
