@@ -39,13 +39,21 @@ def entries(folder: Path) -> list[Page]:
 
 
 def readable_entries(folder: Path) -> list[Page]:
-    """Return the pages below a folder that can be read, and name the others, such as old ones."""
-    found = []
+    """Return the pages below a folder that can be read, and name the others, such as old ones.
+
+    Raises:
+      ValueError: if none can be read.
+    """
+    found, errors = [], []
     for file in sorted(folder.glob("*/result.json")):
         try:
             found.append(read_json(file))
         except ValueError as error:
-            print(f"not listed: {error}", file=sys.stderr)
+            errors.append(error)
+    if errors and not found:
+        raise errors[0]
+    for error in errors:
+        print(f"not listed: {error}", file=sys.stderr)
     return found
 
 

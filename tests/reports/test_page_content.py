@@ -46,8 +46,11 @@ def test_both_pages_hold_every_part(site):
             assert part in text
     names = re.findall(r"!\[.*\]\(figures/(\w+)\.png\)", markdown)
     assert len(names) == len(set(names)) == 9
-    assert re.findall(r'<figure data-name="(\w+)"><img src="data:image/svg', html) == names
-    assert re.findall(r'<script type="application/gzip" id="data-(\w+)">', html) == sorted(names)
+    pictures = r'<figure data-name="(\w+)" data-csv="\w+"><img src="data:image/svg'
+    assert re.findall(pictures, html) == names
+    stored = re.findall(r'<script type="application/gzip" id="data-(\w+)">', html)
+    assert stored == sorted({*names} - {"curves_time"})  # whose data are those of curves_steps
+    assert set(re.findall(r'data-csv="(\w+)"', html)) == set(stored)
 
 
 def test_both_pages_say_the_same(site):
