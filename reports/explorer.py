@@ -146,6 +146,6 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
 
 
 @functools.cache
-def library() -> str:
+def bundle() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script, which defines `embedChart`."""
     return vl_convert.javascript_bundle("window.embedChart = vegaEmbed;")

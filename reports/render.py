@@ -20,7 +20,7 @@ from markupsafe import escape as html_escape
 
 from cleanba.record.schema import HIDDEN
 from reports import page as pages
-from reports.explorer import library
+from reports.explorer import bundle
 from reports.page import NOTHING, Cell, Figure, Page, Section, Table, Value
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -67,7 +67,7 @@ def html_page(
       index: address of the page that lists all studies; '' for none.
     """
     script = (TEMPLATES / "report.js").read_text()
-    vega = library() if explorer else ""
+    vega = bundle() if explorer else ""
     return _template("report.html.j2").render(
         page=page,
         generator=GENERATOR,

@@ -28,7 +28,7 @@ def pages(place, name="quickstart"):
 
 def own(html):
     """Return the page without its images, their data, and the library of the interactive chart."""
-    text = re.sub(r'src="data:[^"]*"', "", html).replace(explorer.library(), "")
+    text = re.sub(r'src="data:[^"]*"', "", html).replace(explorer.bundle(), "")
     return re.sub(r'(<script type="application/gzip" [^>]*>)[^<]*', r"\1", text)
 
 
