@@ -174,6 +174,35 @@ def improvements(
     return entries
 
 
+def game_improvements(scores: pd.DataFrame, first: tuple[str, str]) -> pd.DataFrame:
+    """Return how much better one side is than each other side, environment by environment.
+
+    The improvement is (a - b) / max(1, b) for mean normalised scores a of the first side and b of the other:
+    the difference, relative to the reference score or to the other side, whichever is higher (Wang et al.,
+    "Dueling network architectures", https://arxiv.org/abs/1511.06581, equation 10).
+
+    Args:
+      scores: as `scores.final_scores` returns them.
+      first: system and setting of the first side.
+
+    Returns:
+      system, setting (of the other side), env_id, value, low and high (the smallest and the largest value
+      that two single runs give; NaN if both sides have one run), runs (of the side with fewer). One row per
+      environment that both sides have.
+    """
+    sides = {key: dict(zip(*by_environment(group), strict=True)) for key, group in _systems(scores)}
+    rows = []
+    for key in sides:
+        for env_id in sorted(sides[first].keys() & sides[key].keys()) if key != first else ():
+            a, b = sides[first][env_id], sides[key][env_id]
+            each = (a[:, None] - b) / max(1.0, b.mean())
+            several = max(len(a), len(b)) > 1
+            low, high = (each.min(), each.max()) if several else (np.nan, np.nan)
+            rows.append((*key, env_id, each.mean(), low, high, min(len(a), len(b))))
+    columns = ["system", "setting", "env_id", "value", "low", "high", "runs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def thresholds(scores: pd.DataFrame) -> np.ndarray:
     """Return thresholds of profiles: from 0 to 1, or beyond the highest score, but at most `LARGEST_TAU`."""
     highest = np.nan_to_num(scores["normalized"].max(), nan=0.0)

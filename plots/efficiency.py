@@ -4,7 +4,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from plots import style
+from plots import end_labels, style
 from plots.learning_curves import AXES, draw_curve
 
 METRICS = {"median": "median", "iqm": "IQM", "mean": "mean", "optimality_gap": "optimality gap"}
@@ -35,17 +35,22 @@ def draw(
     with mpl.rc_context(style.RC):
         figure, axes = style.panels(len(each), height=2.7, per_row=2)
         for panel, (metric, x, frame) in zip(axes, each, strict=True):
+            ends = []
             for system, setting in style.rows_of(frame, look):
                 one = frame[(frame["system"] == system) & (frame["setting"] == setting)]
-                draw_curve(panel, one, system, setting, look, x)
+                draw_curve(panel, one, system, setting, look, x, bands=not look.labelled)
+                ends += end_labels.ends_of(one, x, setting, look.colour(system, setting))
             panel.set_xlabel(AXES[x])
             panel.set_ylabel(f"{METRICS[metric]} {what}")
             panel.set_xlim(left=0)
             style.thousands(panel)
+            if look.labelled:
+                end_labels.label(panel, ends)
         style.systems_and_settings_legend(figure, look, curves)
         environments = style.counts_text(curves["environments"], "environments")
         note = f"{style.counts_text(curves['runs'])}, {environments}"
         bands = style.bands_text(curves, "95% stratified bootstrap over seeds")
+        bands = "" if look.labelled else bands
         time = "time: mean of the runs at the same step" if curves["seconds"].notna().any() else ""
         style.source_line(figure, f"{style.sentence(bands, time)}\n{style.sentence(note, source)}")
     return figure

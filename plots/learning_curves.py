@@ -1,5 +1,7 @@
 """Learning curves: return against steps or against wall time, with the single runs and bands over seeds."""
 
+import itertools
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -7,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.bootstrap import FEW_RUNS
-from plots import style
+from plots import end_labels, style
 
 MARKS = 4  # number of markers on a curve
 # Shift of the markers from one system to the next: the golden ratio spreads any number of systems.
@@ -25,7 +27,7 @@ def draw(
     x: str = "step",
     runs: pd.DataFrame | None = None,
 ) -> Figure:
-    """Draw one panel per environment.
+    """Draw one panel per environment; of many settings, one per system and environment.
 
     Args:
       curves: rows of `analysis.learning_curves.curve_table`: system, setting, env_id, step, seconds, value,
@@ -41,18 +43,31 @@ def draw(
         environments = sorted(curves["env_id"].unique())
         small = len(environments) > MANY
         per_row = SMALL_PER_ROW if small else style.PANELS_PER_ROW
-        figure, axes = style.panels(len(environments), 1.05 if small else 2.5, per_row=per_row)
-        for panel, env_id in zip(axes, environments, strict=True):
-            here = curves[curves["env_id"] == env_id]
+        labelled = labels_settings(curves, look)
+        if labelled:
+            runs = None  # beside so many curves they would hide each other
+            drawn = set(zip(curves["system"], curves["env_id"], strict=True))
+            pairs = itertools.product(look.systems, environments)
+            parts = [(env_id, [system]) for system, env_id in pairs if (system, env_id) in drawn]
+            per_row = min(per_row, len(environments))
+        else:
+            parts = [(env_id, list(look.systems)) for env_id in environments]
+        height = 1.05 if small else 2.9 if labelled else 2.5
+        figure, axes = style.panels(len(parts), height, per_row=per_row)
+        for panel, (env_id, systems) in zip(axes, parts, strict=True):
+            here = curves[(curves["env_id"] == env_id) & curves["system"].isin(systems)]
             if runs is not None:
                 _draw_runs(panel, runs[runs["env_id"] == env_id], look, x, small)
+            ends = []
             for (setting, system), curve in sorted(
                 here.groupby(["setting", "system"], observed=True),
                 key=lambda item: look.settings.index(item[0][0]),
             ):
                 several = curve["runs"].max() >= FEW_RUNS
+                several = several and not labelled
                 draw_curve(panel, curve, system, setting, look, x, small, bands=several)
-            panel.set_title(env_id)
+                ends += end_labels.ends_of(curve, x, setting, look.colour(system, setting))
+            panel.set_title(f"{look.name(systems[0])}\n{env_id}" if labelled else env_id)
             panel.set_xlabel(AXES[x])
             panel.set_xlim(left=0)
             style.thousands(panel)
@@ -60,17 +75,26 @@ def draw(
                 panel.set_yscale("log")
             if small:
                 _shrink(panel)
+            if labelled:
+                end_labels.label(panel, ends)
         if small:
             figure.supylabel(what, fontsize=8)
         for panel in [] if small else axes[::per_row]:
             panel.set_ylabel(what)
-        style.systems_and_settings_legend(figure, look, curves)
+        if not labelled:
+            style.systems_and_settings_legend(figure, look, curves)
         bands = style.bands_text(curves[curves["runs"] >= FEW_RUNS], "95% bootstrap over seeds")
+        bands = "" if labelled else bands
         thin = "thin: single runs" if _has_several(runs) else ""
         counts = style.seeds_text(curves["runs"])
         axis = AXES[x] if small else ""
         style.source_line(figure, style.sentence(axis, counts, bands, thin, source))
     return figure
+
+
+def labels_settings(curves: pd.DataFrame, look: style.Look) -> bool:
+    """Return whether curves have the names of their settings, and neither single runs nor bands."""
+    return look.labelled and curves["env_id"].nunique() <= MANY
 
 
 def draw_curve(

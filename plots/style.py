@@ -141,6 +141,9 @@ SETTING_STYLES = (
 ONLY_SETTING = SettingStyle("-", 1.8, 1.0, True)  # a single setting needs no wide pale line
 
 
+LABELLED_SETTING = SettingStyle("-", 1.1, 1.0, False)
+
+
 class Look(NamedTuple):
     """The looks of the systems and settings of a page.
 
@@ -152,14 +155,19 @@ class Look(NamedTuple):
     systems: tuple[str, ...]
     settings: tuple[str, ...]
 
+    @property
+    def labelled(self) -> bool:
+        """Whether curves have the names of their settings, because lines cannot distinguish as many."""
+        return len(self.settings) > len(SETTING_STYLES)
+
     def name(self, system: str) -> str:
         """Return the display name of a system."""
         return name_of(system)
 
     def colour(self, system: str, setting: str = "") -> str:
-        """Return the colour of a system; settings of a single system are its shades."""
+        """Return the colour of a system; settings of a single system, or many settings, are its shades."""
         colour = self._of(system).colour
-        if len(self.systems) > 1 or setting not in self.settings:
+        if (len(self.systems) > 1 and not self.labelled) or setting not in self.settings:
             return colour
         last = max(len(self.settings) - 1, 1)
         return shade(colour, round(self.settings.index(setting) * (SHADES - 1) / last))
@@ -172,6 +180,8 @@ class Look(NamedTuple):
         """Return the line of a hardware setting."""
         if len(self.settings) == 1:
             return ONLY_SETTING
+        if self.labelled:
+            return LABELLED_SETTING
         return SETTING_STYLES[self.settings.index(setting) % len(SETTING_STYLES)]
 
     def _of(self, system: str) -> SystemLook:
@@ -315,6 +325,8 @@ def systems_and_settings_legend(figure: Figure, look: Look, drawn: pd.DataFrame)
     systems = [system for system in look.systems if system in set(drawn["system"])]
     settings = [setting for setting in look.settings if setting in set(drawn["setting"])]
     if look.settings == (UNKNOWN,) or (len(look.settings) == 1 and systems):
+        settings = []
+    if look.labelled:
         settings = []
     handles = [
         Line2D([], [], color=look.colour(system), lw=2.2, marker=look.marker(system), ms=4.5)

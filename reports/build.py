@@ -42,7 +42,7 @@ from reports.study import ReportError, StudyRuns, commands, read_study
 ERRORS = (BadInput, ReportError, InputError, StudyError, OSError, ValueError)
 PLAIN_WIDTH = 150
 LONG = ("speed", "time", "lag")  # sections that many environments make long
-LARGE = 300_000  # bytes of a figure; larger ones, and all of an archive, are compressed in the page
+LARGE = 100_000  # bytes of a figure; larger ones, and all of an archive, are compressed in the page
 
 
 @dataclass(frozen=True)

@@ -148,14 +148,14 @@ def command(words: object) -> str:
     return " ".join(neutral_path(str(word)) for word in (words if isinstance(words, list) else []))
 
 
-def record_link(run: Path, out: Path) -> str:
-    """Return the address of a record relative to the page, or '' if one is outside the working directory.
+def file_link(file: Path, out: Path) -> str:
+    """Return the address of a file relative to the page, or '' if one is outside the working directory.
 
     A link out of the working directory would show the names of the machine's folders, and would not
     work on any other machine.
     """
     here = Path.cwd().resolve()
-    target, start = (run / "run.json").resolve(), out.resolve()
+    target, start = file.resolve(), out.resolve()
     if not (target.is_relative_to(here) and start.is_relative_to(here)):
         return ""
     return quote(Path(os.path.relpath(target, start)).as_posix())

@@ -14,6 +14,14 @@ from analysis.bootstrap import FEW_RUNS
 from plots import style
 
 DASHES = ([], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3])
+# The markers of `style.MARKERS` as shapes of Vega: their names, or SVG paths in a square from -1 to 1.
+SHAPES = {
+    "o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "P": "cross",
+    "X": "M-1,-.5L-.5,-1L0,-.5L.5,-1L1,-.5L.5,0L1,.5L.5,1L0,.5L-.5,1L-1,.5L-.5,0Z",
+    "*": "M0,-1L.25,-.3L1,-.3L.4,.15L.6,.85L0,.45L-.6,.85L-.4,.15L-1,-.3L-.25,-.3Z",
+    "p": "M0,-1L.95,-.3L.6,.8L-.6,.8L-.95,-.3Z", "h": "M0,-1L.87,-.5L.87,.5L0,1L-.87,.5L-.87,-.5Z",
+}  # fmt: skip
+MARKS = 5  # number of markers on a curve
 STEPS, TIME = "agent steps", "wall time (s)"
 
 
@@ -26,11 +34,10 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
     """
     systems = [look.name(system) for system in look.systems]
     colours = [look.colour(system) for system in look.systems]
-    colour = {
-        "field": "name",
-        "scale": {"domain": systems, "range": colours},
-        "title": None,
-    }
+    colour, shape = (
+        {"field": "name", "scale": {"domain": systems, "range": looks}, "title": None}
+        for looks in (colours, [SHAPES[look.marker(system)] for system in look.systems])
+    )
     several = len(look.settings) > 1
     dash = {
         "field": "setting",
@@ -45,6 +52,18 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
         f"datum.system === {json.dumps(system)} ? {json.dumps(look.name(system))}"
         for system in look.systems
     ).replace(", datum", " : datum")
+    # Curves that coincide have their markers at different points.
+    sides = {"groupby": ["name", "setting"]}
+    number = [{"op": "row_number", "as": "row"}]
+    marked = [
+        {"filter": "!datum.run"},
+        {"window": number, "sort": [{"field": "at"}], **sides},
+        {"joinaggregate": [{"op": "count", "as": "rows"}], **sides},
+        {
+            "filter": f"(datum.row + 2 * indexof({json.dumps(systems)}, datum.name))"
+            f" % max(1, ceil(datum.rows / {MARKS})) === 0"
+        },
+    ]
     values = {
         "y": {
             "field": "value",
@@ -138,6 +157,11 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
                 ],
                 "mark": {"type": "line", "strokeWidth": 2.2},
                 "encoding": values,
+            },
+            {
+                "transform": marked,
+                "mark": {"type": "point", "filled": True, "size": 55},
+                "encoding": {**values, "shape": shape},
             },
         ],
         "usermeta": {"dark": [style.DARK[one] for one in colours]},

@@ -14,6 +14,7 @@ from reports.study import StudyRuns
 SECTIONS: tuple[Callable[[StudyRuns], Section | None], ...] = (
     learning.aggregates,
     learning.profiles,
+    learning.improvements,
     learning.efficiency,
     comparison.summary,
     data.settings,

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
+
 from analysis.fingerprints import last_fingerprints
 from analysis.scores import final_scores
 from experiments.study import explain
 from plots import style
 from reports import cells
 from reports.cells import NAMES, finite, in_order, names
-from reports.page import Cell, Section, Table
+from reports.page import Cell, Section
 from reports.sections.parts import table
 from reports.study import StudyRuns
 
@@ -42,12 +44,13 @@ def quality(study: StudyRuns) -> Section | None:
 
 
 def runs(study: StudyRuns) -> Section:
-    """Return one row per run, completed or not, with a link to its record and its command."""
+    """Return one row per run, completed or not, with links to its record and video, and its command."""
     of_run = final_scores(study.tables).set_index("run")["score"].to_dict()
     prints = last_fingerprints(study.tables)
     rows = []
     for row in in_order(study.tables.runs).itertuples():
-        link = cells.record_link(Path(str(row.run)), study.out)
+        folder = Path(str(row.run))
+        link = cells.file_link(folder / "run.json", study.out)
         rows.append(
             (
                 *names(row),
@@ -57,9 +60,18 @@ def runs(study: StudyRuns) -> Section:
                 finite(of_run.get(row.run)),
                 finite(row.sps),
                 finite(row.seconds),
+                _video(folder, study.out),
                 prints.get(row.run, "")[:12] or None,
                 cells.command(row.command) or None,
             )
         )
-    columns = ("seed", "status", "steps", "score", "SPS", "seconds", "last fingerprint", "command")
-    return Section("runs", "Runs", table=Table((*NAMES, *columns), tuple(rows), code="command"))
+    columns = ("seed", "status", "steps", "score", "SPS", "seconds", "video", "last fingerprint")
+    found = table((*NAMES, *columns, "command"), rows)
+    return Section("runs", "Runs", table=msgspec.structs.replace(found, code="command"))
+
+
+def _video(folder: Path, out: Path) -> Cell | None:
+    """Return a link to the video of a run, if it recorded one."""
+    file = next(iter(sorted(folder.glob("videos/*.mp4"))), None)
+    link = cells.file_link(file, out) if file else ""
+    return Cell("video", link=link) if link else None

@@ -9,6 +9,7 @@ from analysis.scores import EPISODES, final_scores
 from analysis.selection import Comparable, run_folder_name
 from plots import efficiency as efficiency_plot
 from plots import final_scores as score_plot
+from plots import game_improvements as improvement_plot
 from plots import intervals, learning_curves, style
 from plots import profiles as profile_plot
 from reports import cells
@@ -27,8 +28,9 @@ def aggregates(study: StudyRuns) -> Section | None:
     if not len(frame):
         return Section("aggregates", "All environments", excluded) if excluded else None
     rows = []
-    for (system, setting), group in frame.groupby(["system", "setting"], sort=False):
-        metrics = {row.metric: row for row in group.itertuples()}
+    sides = {key: group for key, group in frame.groupby(["system", "setting"])}
+    for system, setting in style.rows_of(frame, study.look):
+        metrics = {row.metric: row for row in sides[system, setting].itertuples()}
         values = [metrics[metric] for metric in efficiency_plot.METRICS]
         last = values[-1]
         rows.append(
@@ -80,9 +82,8 @@ def excluded_text(comparable: Comparable) -> str:
 
 def profiles(study: StudyRuns) -> Section | None:
     """Return performance profiles, and how often one system beats another, over many environments."""
-    tables = study.comparable.tables
-    scores = final_scores(tables) if tables is not None else None
-    if scores is None or scores["env_id"].nunique() < MANY_ENVIRONMENTS:
+    scores = _over_many(study)
+    if scores is None:
         return None
     frame = summary.profiles(scores, summary.thresholds(scores))
     frame = frame.assign(environments=scores["env_id"].nunique())
@@ -107,6 +108,36 @@ def profiles(study: StudyRuns) -> Section | None:
     )
 
 
+def _over_many(study: StudyRuns) -> pd.DataFrame | None:
+    """Return the final scores of a study of many environments, and None for other studies."""
+    tables = study.comparable.tables
+    scores = final_scores(tables) if tables is not None else None
+    many = scores is not None and scores["env_id"].nunique() >= MANY_ENVIRONMENTS
+    return scores if many else None
+
+
+def improvements(study: StudyRuns) -> Section | None:
+    """Return how much better the first side is than each other, game by game."""
+    scores = _over_many(study)
+    sides = style.rows_of(scores, study.look) if scores is not None else []
+    if len(sides) < 2:
+        return None
+    first = sides[0]
+    frame = summary.game_improvements(scores, first)
+    name = improvement_plot.side_name(*first, study.look)
+    lines = "; lines are the range over pairs of runs" if frame["low"].notna().any() else ""
+    caption = (
+        f"Improvement of {name} over the others: difference of the normalised scores, relative to 1 or to "
+        f"the score of the other, whichever is higher{lines}."
+    )
+
+    def draw() -> Drawing:
+        return improvement_plot.draw(frame, first, study.look, study.source)
+
+    drawn = figure(study, "game_improvements", caption, frame, draw)
+    return Section("improvements", "Improvement, game by game", figure=drawn)
+
+
 def _side(name: str) -> str:
     """Return a side of a comparison, `system, setting`, with the display name of the system."""
     system, _, setting = name.partition(", ")
@@ -118,9 +149,10 @@ def efficiency(study: StudyRuns) -> Section | None:
     curves = study_tables.efficiency(study.comparable.tables)
     if not len(curves):
         return None
+    bands = _bands(curves, "95% stratified bootstrap bands over seeds")
     caption = (
         "Median over environments of the mean normalised score, against steps and against the mean wall "
-        f"time of the runs at the same step{_bands(curves, '95% stratified bootstrap bands over seeds')}."
+        f"time of the runs at the same step{'' if study.look.labelled else bands}."
     )
 
     def draw() -> Drawing:
@@ -157,8 +189,11 @@ def _curves(
     means, runs = study.curves
     if not means[x].notna().any():
         return None
-    thin = "; thin lines are single runs" if means["runs"].max() > 1 else ""
-    caption += f"{thin}{_bands(means[means['runs'] >= FEW_RUNS], BANDS)}.{note}"
+    if learning_curves.labels_settings(means, study.look):
+        caption += "; the settings are named at the ends of the curves."
+    else:
+        thin = "; thin lines are single runs" if means["runs"].max() > 1 else ""
+        caption += f"{thin}{_bands(means[means['runs'] >= FEW_RUNS], BANDS)}.{note}"
 
     def draw() -> Drawing:
         return learning_curves.draw(means, study.look, study.source, x=x, runs=runs)

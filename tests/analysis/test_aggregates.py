@@ -101,6 +101,30 @@ def test_the_probability_of_improvement_draws_the_runs_of_each_system_by_themsel
     assert entry["high"] == pytest.approx(oracle.high, abs=0.03)
 
 
+def test_improvement_of_a_game_is_relative_to_the_reference_or_to_the_higher_other_side():
+    """Equation 10 of the paper of dueling networks, on scores in points, is the oracle."""
+    random, human = 100.0, 300.0
+    points = {("a", "weak"): [200.0, 220.0], ("b", "weak"): [180.0, 140.0],
+              ("a", "strong"): [900.0], ("b", "strong"): [500.0, 700.0],
+              ("a", "alone"): [200.0]}  # fmt: skip
+    rows = [
+        (system, "s", env_id, seed, (score - random) / (human - random))
+        for (system, env_id), scores in points.items()
+        for seed, score in enumerate(scores)
+    ]
+    frame = pd.DataFrame(rows, columns=["system", "setting", "env_id", "seed", "normalized"])
+    found = summary.game_improvements(frame, ("a", "s")).set_index("env_id")
+    for env_id in ("weak", "strong"):
+        agent, baseline = (np.mean(points[side, env_id]) for side in "ab")
+        expected = (agent - baseline) / (max(human, baseline) - random)
+        assert found.value[env_id] == pytest.approx(expected)
+    assert found.index.tolist() == ["strong", "weak"]
+    assert set(zip(found.system, found.setting, strict=True)) == {("b", "s")}
+    assert found.runs.tolist() == [1, 2]
+    assert found.low["weak"] == pytest.approx((200 - 180) / 200)
+    assert found.high["weak"] == pytest.approx((220 - 140) / 200)
+
+
 def test_nan_is_refused():
     with pytest.raises(ValueError, match="NaN"):
         aggregates.iqm([np.array([1.0, np.nan])])

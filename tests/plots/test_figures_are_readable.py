@@ -5,6 +5,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.optimize
 from matplotlib.text import Text
 from synthetic_runs import study_folder, write_run
 
@@ -14,11 +15,14 @@ from analysis import speed as speeds_of
 from analysis import time_spent as times_of
 from analysis.importers.records import read_records
 from analysis.scores import final_scores as scores_of
+from experiments.games import ATARI_57
 from plots import (
     claims,
     differences,
     efficiency,
+    end_labels,
     final_scores,
+    game_improvements,
     improvements,
     intervals,
     learning_curves,
@@ -76,6 +80,42 @@ def some_claims():
     return [("Claim 1: run time", "seconds", wide), ("Claim 2: latency", "updates", few)]
 
 
+def curves_of_many_settings(count=8):
+    """Curves of two systems under eight settings, half of which end at the same value."""
+    rows = [
+        (
+            system,
+            f"setting-{index}",
+            env_id,
+            step,
+            step / 100,
+            step * min(index, count // 2),
+            1,
+            2,
+            5,
+        )
+        for system in ("cleanba_ppo", "cleanba_impala")
+        for index in range(count)
+        for env_id in ("Catch-v0", "Pong-v5")
+        for step in range(0, 1_100, 100)
+    ]
+    names = ["system", "setting", "env_id", "step", "seconds", "value", "low", "high", "runs"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def game_by_game(games=57):
+    """Improvements of a system over three others, from -80% to 10,000%, on every Atari game."""
+    first, *others = [(system, "a0-l0-t1") for system in list(style.SYSTEMS)[:4]]
+    values = np.concatenate([np.linspace(-0.8, 0.8, games - 2), [30.0, 100.0]])
+    rows = [
+        (*side, env_id, value, value - 0.5, value + 0.5, 3)
+        for side in others
+        for env_id, value in zip(ATARI_57, values, strict=False)
+    ]
+    columns = ["system", "setting", "env_id", "value", "low", "high", "runs"]
+    return pd.DataFrame(rows, columns=columns), first
+
+
 @pytest.fixture(scope="module")
 def draw(tables, look):
     """Functions that draw each figure, by name."""
@@ -106,6 +146,8 @@ def draw(tables, look):
         "improvements": lambda: improvements.draw(
             analysis.probability_of_improvement(selection.comparable(tables).tables), SOURCE
         ),
+        "many_settings": lambda: learning_curves.draw(curves_of_many_settings(), source=SOURCE),
+        "game_improvements": lambda: game_improvements.draw(*game_by_game(), source=SOURCE),
         "differences": lambda: differences.draw(analysis.compare(tables, "settings"), SOURCE),
     }
 
@@ -125,7 +167,7 @@ def texts(drawn):
 BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag", "scaling", "ratios")
 OVER_ENVIRONMENTS = ("aggregates", "efficiency", "profiles", "run_times")
 OF_RUNS = BY_ENVIRONMENT + OVER_ENVIRONMENTS
-FIGURES = (*OF_RUNS, "claims", "improvements", "differences")
+FIGURES = (*OF_RUNS, "claims", "improvements", "game_improvements", "differences", "many_settings")
 
 
 def shown_texts(figure):
@@ -493,3 +535,51 @@ def test_probabilities_of_improvement_are_drawn_from_end_to_end():
     row = {"x": "a, -", "y": "b, -", "value": 0.6, "low": 0.4, "high": 0.7, "environments": 2}
     (bar,) = improvements.draw(pd.DataFrame([row])).axes[0].patches
     assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((0.4, 0.7))
+
+
+def test_improvements_by_game_are_sorted_and_coloured_by_the_better_side():
+    frame, first = game_by_game(games=4)
+    frame["value"] = [3.0, -0.5, 0.0, 1.0] * 3
+    look = style.look_of([*frame["system"], first[0]], [first[1]])
+    figure = game_improvements.draw(frame, first, look)
+    for panel, system in zip(figure.axes, look.systems[1:], strict=True):
+        assert [bar.get_width() for bar in panel.patches] == [3.0, 1.0, 0.0, -0.5]
+        colours = [mpl.colors.to_hex(bar.get_facecolor()) for bar in panel.patches]
+        assert colours == [look.colour(first[0])] * 3 + [look.colour(system)]
+        names = [label.get_text() for label in panel.get_yticklabels()]
+        assert names == [ATARI_57[i].removesuffix("-v5") for i in (0, 3, 2, 1)]
+
+
+def test_more_settings_than_lines_are_named_at_the_ends_of_their_curves(drawn):
+    figure = drawn("many_settings")
+    titles = [panel.get_title() for panel in figure.axes]
+    names = ("Cleanba PPO", "Cleanba IMPALA")
+    assert titles == [f"{name}\n{env_id}" for name in names for env_id in ("Catch-v0", "Pong-v5")]
+    assert not figure.legends
+    for panel in figure.axes:
+        labels, leaders = panel.texts[::2], panel.texts[1::2]
+        ends = {one.get_text(): lead for one, lead in zip(labels, leaders, strict=True)}
+        assert list(ends) == [f"setting-{i}" for i in (0, 1, 2, 3, 7, 6, 5, 4)]  # from below
+        for index in range(8):
+            assert ends[f"setting-{index}"].xy == (1000, 1000 * min(index, 4))
+        lines = {line.get_color() for line in panel.lines}
+        assert lines == {label.get_color() for label in labels}
+
+
+def test_names_are_as_near_to_the_ends_of_their_curves_as_their_height_allows():
+    """SciPy's general solver is the oracle."""
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 5, 9):
+        wanted, step = np.sort(rng.uniform(0.2, 0.8, count)) ** 2 + 0.2, 0.06
+        gaps = scipy.optimize.LinearConstraint(np.diff(np.eye(count), axis=0), step, np.inf)
+        found = scipy.optimize.minimize(
+            lambda x, wanted=wanted: ((x - wanted) ** 2).sum(),
+            step * np.arange(count),
+            constraints=[gaps] if count > 1 else [],
+            method="SLSQP",
+            options={"ftol": 1e-12},
+        ).x
+        assert end_labels.spread(wanted, step) == pytest.approx(found, abs=1e-4)
+    crowded = end_labels.spread(np.full(5, 0.5), step=0.4)
+    assert crowded == pytest.approx(np.linspace(0, 1, 5))
+    assert end_labels.spread(np.array([1.0, 1.0]), step=0.1) == pytest.approx([0.9, 1.0])
