@@ -323,7 +323,7 @@ def report_of(audit: Audit, page: Page) -> Page:
     """Return the page of an audit."""
     counts = Counter(outcome.verdict for outcome in audit.runs.values())
     finding = [
-        "Its tables and findings are those of its records; its figures were not compared."
+        "Tables and findings match the records; figures were not compared."
         if not audit.tables
         else f"Refuted: {audit.tables}.",
         ", ".join(f"{count} of {len(audit.runs)} runs {name}" for name, count in counts.items())

@@ -39,14 +39,17 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
         for looks in (colours, [SHAPES[look.marker(system)] for system in look.systems])
     )
     several = len(look.settings) > 1
-    dash = {
+    # Of the lines only: the legend of points has no lines.
+    strokes = {
         "field": "setting",
         "scale": {
             "domain": look.settings,
             "range": [DASHES[i % len(DASHES)] for i in range(len(look.settings))],
         },
         "title": None,
+        "legend": {"symbolType": "stroke", "symbolSize": 500},
     }
+    dash = {"strokeDash": strokes} if several else {}
     shown = {"condition": {"param": "shown", "value": 1}, "value": 0.05}
     names = ", ".join(
         f"datum.system === {json.dumps(system)} ? {json.dumps(look.name(system))}"
@@ -108,7 +111,6 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
         "encoding": {
             "x": {"field": "at", "type": "quantitative", "title": "agent steps, or seconds"},
             "color": colour,
-            **({"strokeDash": dash} if several else {}),
             "opacity": shown,
         },
         "layer": [
@@ -118,6 +120,7 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
                 "encoding": {
                     "y": {"field": "low", "type": "quantitative"},
                     "y2": {"field": "high"},
+                    "detail": {"field": "setting"},
                 },
             },
             # Below the curves: its invisible cells, one around each point, would receive their clicks.
@@ -144,7 +147,7 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
             {
                 "transform": [{"filter": "datum.run"}],
                 "mark": {"type": "line", "strokeWidth": 1.2, "strokeOpacity": 0.4, "cursor": "pointer"},
-                "encoding": {**values, "detail": {"field": "run"}, "tooltip": tooltip},
+                "encoding": {**values, **dash, "detail": {"field": "run"}, "tooltip": tooltip},
             },
             {
                 "transform": [{"filter": "!datum.run"}],
@@ -156,7 +159,7 @@ def specification(environments: Sequence[str], look: style.Look) -> str:
                     }
                 ],
                 "mark": {"type": "line", "strokeWidth": 2.2},
-                "encoding": values,
+                "encoding": {**values, **dash},
             },
             {
                 "transform": marked,

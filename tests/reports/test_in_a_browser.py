@@ -248,6 +248,11 @@ def test_the_interactive_chart_shows_one_environment_and_leads_to_runs(report):
     thin = chart.locator("path[stroke-width='1.2']")
     thin.first.wait_for(state="attached")
     assert thin.count() == 12  # 2 systems x 2 settings x 3 seeds
+    marks = chart.locator(".layer_4_marks path")
+    shapes = {(mark.get_attribute("d"), mark.get_attribute("fill")) for mark in marks.all()}
+    assert (
+        len({d for d, _ in shapes}) == len({fill for _, fill in shapes}) == 2
+    )  # one for each system
     before = thin.first.get_attribute("d")
     environment, against = chart.locator("select").all()
     environment.select_option("Catch-v0")
@@ -313,6 +318,8 @@ def test_57_games_are_a_page_that_can_be_read_and_sent(visit, place):
         drawn(page)
         assert page.evaluate("document.documentElement.scrollHeight") < 10_000
         names = page.locator("section[id]").evaluate_all("all => all.map(one => one.id)")
-        assert names.index("aggregates") < names.index("profiles") < names.index("curves_steps")
+        first = [names.index(name) for name in ("aggregates", "profiles", "improvements")]
+        assert first == sorted(first)
+        assert first[-1] < names.index("curves_steps")
         assert serious(page) == []
         assert page.wrong == []
