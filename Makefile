@@ -38,11 +38,12 @@ TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_ -]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.venv/installed: requirements.lock requirements-torch.lock pyproject.toml
+.venv/installed: requirements.lock requirements-torch.lock requirements-compiler.lock pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed (or use make PYTHON=...)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --require-hashes -r requirements.lock
 	$(PIP) --require-hashes --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) -r requirements-torch.lock
+	@command -v $${CXX:-c++} > /dev/null || { echo "no C++ compiler: installing Zig's from PyPI, for the kernels of --portable"; $(PIP) --require-hashes -r requirements-compiler.lock; }
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -70,6 +70,9 @@ class Hardware:
     """Kind of device; auto takes an accelerator where jax finds one."""
     envpool_threads: Count | None = None
     """Threads that step the environments; by default the cores."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/cleanba for later runs, unless JAX_COMPILATION_CACHE_DIR names
+    another folder."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +356,7 @@ def layout(args: Args) -> placement.Hardware:
         num_actor_threads=1,
         platform=args.hardware.platform,
         envpool_threads=args.hardware.envpool_threads,
+        compilation_cache=args.hardware.compilation_cache,
     )
 
 
@@ -618,6 +622,7 @@ def main(args: Args) -> None:
     params = initial_params(args, plan.spec, plan.network)
     with begin_log(plan) as log:
         train(plan, params, log)
+        log.note_hardware(placement.saved_by_cache())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from cleanba.actor_learner import (
 from cleanba.compatibility import env_overrides, restores
 from cleanba.environments import make_envs
 from cleanba.exact.groups import GroupExchange
-from cleanba.exact.placement import ActorPlacement
+from cleanba.exact.placement import ActorPlacement, saved_by_cache
 from cleanba.preparation import Setup, pinned
 from cleanba.record import ACTIONS_FILE, RecordError, checkpoints
 from cleanba.record.actions import DamagedActions, read_frames
@@ -269,6 +269,8 @@ def train(setup: Setup, trainer: Trainer) -> TrainState:
                         )
                 last = now
         evaluate.save_final_model(setup, state.params)  # before the record is marked as completed
+        if log is not None:
+            log.note_hardware(saved_by_cache())
     return state
 
 

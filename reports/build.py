@@ -136,6 +136,7 @@ def page_of(study: StudyRuns) -> Page:
         bool(study.changed),
         study.scores["runs"].tolist(),
         len(study.problems),
+        _compile_seconds_saved(done.runs),
     )
     dates = sorted(
         value[:16].replace("T", " ")
@@ -202,6 +203,14 @@ def hardware_lines(runs: pd.DataFrame) -> list[str]:
     if len(lines) == 1:
         return list(lines)
     return [cells.neutral(f"{line} ({', '.join(settings)})") for line, settings in lines.items()]
+
+
+def _compile_seconds_saved(runs: pd.DataFrame) -> list[float]:
+    """Return what the compilation cache saved, of the runs that used it."""
+    found = (
+        one.get("compile_seconds_saved") for one in runs["hardware"] if isinstance(one, Mapping)
+    )
+    return [seconds for seconds in found if isinstance(seconds, float | int) and seconds > 0]
 
 
 def _revisions(runs: pd.DataFrame) -> list[str]:

@@ -6,7 +6,13 @@ from analysis.bootstrap import FEW_RUNS
 
 
 def caveats(
-    completed: int, runs: int, planned: int, changed: bool, seeds: Sequence[int], problems: int
+    completed: int,
+    runs: int,
+    planned: int,
+    changed: bool,
+    seeds: Sequence[int],
+    problems: int,
+    saved: Sequence[float] = (),
 ) -> tuple[str, ...]:
     """Return the completeness of the data, and the limits of their intervals.
 
@@ -17,6 +23,7 @@ def caveats(
       changed: whether some runs were completed by another command than the study's.
       seeds: number of seeds of each result.
       problems: number of problems with the data.
+      saved: seconds of compilation that the cache saved, of the runs that used it.
     """
     how = " by a command of the study" if changed else ""
     sentence = f"{completed} of {runs} runs are completed{how}"
@@ -33,6 +40,11 @@ def caveats(
         which = "" if len(few) == len(seeds) else f" ({len(few)} of {len(seeds)} results)"
         sentences.append(
             f"{count} {noun} too few for an interval on one environment{which}: figures show the single runs."
+        )
+    if saved:
+        sentences.append(
+            f"{len(saved)} of {completed} runs used programs that earlier runs had compiled, which shortened "
+            f"them by {min(saved):.1f} to {max(saved):.1f} s."
         )
     if problems:
         noun, verb = ("problem", "was") if problems == 1 else ("problems", "were")

@@ -42,4 +42,4 @@ def auditor():
 @pytest.fixture
 def compiled_anew(monkeypatch):
     """Without the cache: for tests of whether two runs give the same bits, to which compiling belongs."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")

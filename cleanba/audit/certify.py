@@ -177,6 +177,7 @@ def training_options(args: Args, configuration: Configuration) -> dict[str, Any]
         "network": configuration.network,
         **(SMALL_NATURE_CNN if small else {}),
         "platform": args.platform,
+        "compilation_cache": False,  # each program is compiled by the processor that runs it
         "fingerprint_every": 1,
         "progress": False,
     }

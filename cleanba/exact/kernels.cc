@@ -69,15 +69,25 @@ struct Shape {
 template <int ROWS, int COLUMNS>
 ALWAYS_INLINE void multiply_tile(const Left& left, const Right& right, const Result& result, const Shape& shape,
                                  Size columns, bool add) {
+#ifdef __clang__  // which does not vectorize the loop over the columns
+  typedef float Columns __attribute__((ext_vector_type(COLUMNS), aligned(sizeof(float))));
+  Columns sum[ROWS] = {};
+#else
   float sum[ROWS][COLUMNS] = {};
+#endif
   const float* b = right.data;
   for (Size run = 0; run < shape.runs; ++run) {
     const float* a = left.data + run * left.run;
     for (Size k = 0; k < shape.length; ++k, a += left.column, b += right.row) {
 #pragma GCC unroll 12
       for (int i = 0; i < ROWS; ++i) {
+#ifdef __clang__
+        const auto& columns_of_b = *reinterpret_cast<const Columns*>(b);
+        sum[i] = __builtin_elementwise_fma(Columns(a[i * left.row]), columns_of_b, sum[i]);
+#else
 #pragma omp simd
         for (int j = 0; j < COLUMNS; ++j) sum[i][j] = __builtin_fmaf(a[i * left.row], b[j], sum[i][j]);
+#endif
       }
     }
   }

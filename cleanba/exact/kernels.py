@@ -7,10 +7,13 @@ import ctypes
 import errno
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import shlex
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,21 +43,21 @@ def load() -> None:
     Raises:
       ValueError: with one line, if they cannot be compiled.
     """
-    compiler = os.environ.get("CXX", "c++")
+    compiler = compiler_command()
     machine = (os.uname().machine, *platform.libc_ver(), jaxlib.__version__)
-    words = (*machine, compiler, *FLAGS, *ARITHMETIC)
+    words = (*machine, *compiler, *FLAGS, *ARITHMETIC)
     name = hashlib.sha256(SOURCE.read_bytes() + "\0".join(words).encode()).hexdigest()[:16]
     library = cache_folder() / f"kernels-{name}.so"
     try:
+        make_cache_folder(library.parent)
         if not library.exists():
-            compile_library(library, shlex.split(compiler))
-        _check_owner(library.parent)
+            compile_library(library, compiler)
         _check_owner(library)
         functions = ctypes.CDLL(str(library))
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or [f"{compiler} failed"]
+        lines = error.stderr.strip().splitlines() or [f"{shlex.join(compiler)} failed"]
         problem = next((line for line in lines if "error" in line), lines[0])
     else:
         for target in TARGETS:
@@ -62,9 +65,18 @@ def load() -> None:
             jax.ffi.register_ffi_target(target, capsule, platform="cpu")
         return
     raise ValueError(
-        f"--portable: its kernels cannot be compiled and loaded ({problem}); install a C++17 compiler, set "
-        "CXX, or give --no-portable"
+        f"--portable: its kernels cannot be compiled and loaded ({problem}); install a C++17 compiler "
+        "(Debian: g++; PyPI: ziglang), set CXX, or give --no-portable"
     )
+
+
+def compiler_command() -> list[str]:
+    """Return the command of the C++ compiler: `CXX`, else `c++`, else that of the package `ziglang`."""
+    if "CXX" in os.environ:
+        return shlex.split(os.environ["CXX"])
+    if not shutil.which("c++") and importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    return ["c++"]
 
 
 def compile_library(library: Path, compiler: Sequence[str]) -> None:
@@ -78,13 +90,22 @@ def compile_library(library: Path, compiler: Sequence[str]) -> None:
       OSError: if the compiler or the folder is missing.
       CalledProcessError: if the compiler fails.
     """
-    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         command = [*compiler, *FLAGS, *ARITHMETIC, "-isystem", jax.ffi.include_dir()]
         command += [str(SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(library)
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Make a folder for compiled code, and refuse one in which another user could put code.
+
+    Raises:
+      OSError: if it cannot be made, or belongs to another user.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_owner(folder)
 
 
 def _check_owner(path: Path) -> None:

@@ -6,7 +6,9 @@ pool without it.
 """
 
 import ctypes
+import hashlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,11 @@ PORTABLE_FEATURES = {
 # Default size of XLA's pool with --no-portable. It is fixed because the size changes the result.
 FIXED_POOL_SIZE = 8
 
+# Of compiled programs; jax deletes those that were not used for the longest time.
+MAX_CACHE_BYTES = 2**30
+MIN_COMPILE_SECONDS = 0.1  # of a program that is kept
+_seconds_saved: list[float] = []  # by the cache in this process, one for each program
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 # Seconds without a sign of life after which a process of a run counts as dead and the others exit.
@@ -66,6 +73,9 @@ class Hardware:
     xla_cpu_pool_size: Count | None = None
     """Threads of XLA's pool on a CPU; by default one per core. With --no-portable they are part of the
     arithmetic: recorded among the hyperparameters, 8 by default."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/cleanba for later runs, unless JAX_COMPILATION_CACHE_DIR names
+    another folder."""
 
 
 class ActorPlacement(NamedTuple):
@@ -240,6 +250,7 @@ def configure_process(hardware: Hardware, portable: bool) -> None:
     """Set all process-wide state that jax and the C library read, before jax touches a device.
 
     - the C library's allocator (`_keep_freed_memory`): speed only;
+    - jax's compilation cache (`_keep_compiled_programs`): speed only;
     - `NPROC`: the size of XLA's CPU thread pool, read when the CPU client starts;
     - `XLA_FLAGS`: one instruction set on a CPU (`PORTABLE_FLAGS`), if `portable`; deterministic sums on a GPU
       (`GPU_FLAGS`), unless the platform is the CPU;
@@ -253,6 +264,9 @@ def configure_process(hardware: Hardware, portable: bool) -> None:
     import jax
 
     _keep_freed_memory()
+    if hardware.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        _keep_compiled_programs()
+    jax.monitoring.register_event_duration_secs_listener(_count_saved)
     os.environ["NPROC"] = str(cpu_pool_size(hardware, portable))
     flags = [os.environ.get("XLA_FLAGS", "")]
     flags += [PORTABLE_FLAGS] if portable else []
@@ -377,6 +391,42 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _keep_compiled_programs() -> None:
+    """Make jax keep compiled programs, up to 1 GiB, in a folder for processors with the features of this one.
+
+    jax names a program by what it computes, its options and the version of XLA, but not by the processor. A
+    program that was compiled for more features than a processor has would crash there.
+    """
+    import jax
+
+    from cleanba.exact import kernels
+
+    features = hashlib.sha256(" ".join(sorted(_cpu_features())).encode()).hexdigest()[:16]
+    folder = kernels.cache_folder() / f"xla-{features}"
+    try:
+        kernels.make_cache_folder(folder)
+    except OSError as error:
+        print(f"compiled programs are not kept: {error}", file=sys.stderr)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", MAX_CACHE_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+
+
+def saved_by_cache() -> dict[str, float]:
+    """Return `compile_seconds_saved`, to be recorded with the hardware; nothing if the cache gave no program.
+
+    It is the time that the programs which the cache gave this process took to compile, less the time to read
+    them.
+    """
+    return {"compile_seconds_saved": round(sum(_seconds_saved), 1)} if _seconds_saved else {}
+
+
+def _count_saved(event: str, seconds: float, **_: Any) -> None:
+    if event == "/jax/compilation_cache/compile_time_saved_sec":
+        _seconds_saved.append(seconds)
 
 
 def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:

@@ -184,6 +184,11 @@ class RunLog:
         board = self._board.path.relative_to(self.directory).as_posix()
         return self.record.sizes() | {board: self._board.size()}
 
+    def note_hardware(self, facts: Mapping[str, Any]) -> None:
+        """Add what is known only now to the hardware of the run, or of its last resumption."""
+        info = self.record.info
+        (info.resumed[-1] if info.resumed else info).hardware.update(facts)
+
     def _remember(self, episodes: Sequence[Episode]) -> None:
         self._returns.extend(e.episode_return for e in episodes if e.episode_return is not None)
         self._lengths.extend(e.length for e in episodes)

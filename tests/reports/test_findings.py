@@ -5,13 +5,14 @@ import re
 from typing import get_args
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 
 from analysis import reproducibility, study_tables
 from analysis.importers.records import read_records
 from experiments.study import Finding, find_study, load_study, study_names
-from reports import findings
+from reports import build, findings
 from reports.caveats import caveats
 from reports.study import read_study
 from tests.sealing import rewrite
@@ -203,3 +204,11 @@ def test_a_page_says_how_complete_its_data_are():
         "2 problems with the data were found.",
     )
     assert caveats(4, 4, 0, False, [5], 1)[1] == "1 problem with the data was found."
+
+
+def test_a_page_says_what_compiled_programs_saved():
+    assert caveats(4, 4, 4, False, [5], 0, saved=[2.04, 3.16])[1] == (
+        "2 of 4 runs used programs that earlier runs had compiled, which shortened them by 2.0 to 3.2 s."
+    )
+    hardware = [{"compile_seconds_saved": value} for value in (2.0, 0, "many")] + [{}, None]
+    assert build._compile_seconds_saved(pd.DataFrame({"hardware": hardware})) == [2.0]

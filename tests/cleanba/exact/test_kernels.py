@@ -1,7 +1,11 @@
 """The kernels compute the chains that kernels.cc describes, and jax's products to rounding."""
 
 import functools
+import importlib.util
+import itertools
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -217,17 +221,22 @@ print(hashlib.sha256(b"".join(jax.device_get(x).tobytes() for x in results)).hex
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="instruction sets of x86-64")
-def test_all_instruction_sets_give_the_same_bits(tmp_path):
+def test_all_instruction_sets_and_compilers_give_the_same_bits(tmp_path):
     features = set(placement.cpu_info("flags").split())
     sets = {"anywhere": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "fma"}}
+    known = {"c++": shutil.which("c++"), "clang++": shutil.which("clang++")}
+    compilers = {name: [name] for name, path in known.items() if path}
+    if importlib.util.find_spec("ziglang"):
+        compilers["zig"] = [sys.executable, "-m", "ziglang", "c++"]
+    supported = [name for name, needed in sets.items() if needed <= features]
     outputs = {}
-    for name in (name for name, needed in sets.items() if needed <= features):
-        library = tmp_path / f"{name}.so"
-        kernels.compile_library(library, ["c++", f"-DMULTIPLY=multiply_{name}"])
+    for name, compiler in itertools.product(supported, compilers):
+        library = tmp_path / f"{name}-{compiler}.so"
+        kernels.compile_library(library, [*compilers[compiler], f"-DMULTIPLY=multiply_{name}"])
         done = subprocess.run(
             [sys.executable, "-c", BITS, str(library)], check=True, capture_output=True, cwd=ROOT
         )
-        outputs[name] = done.stdout
+        outputs[library.stem] = done.stdout
     assert len(outputs) >= 2
     assert len(set(outputs.values())) == 1
 
@@ -275,7 +284,7 @@ def test_a_library_in_a_folder_or_file_of_another_user_is_not_executed(
 ):
     monkeypatch.setattr(kernels, "compile_library", lambda path, compiler: path.write_bytes(b"x"))
     nothing_compiled.mkdir()
-    own, other = (SimpleNamespace(st_uid=os.getuid() + n) for n in range(2))
+    own, other = (SimpleNamespace(st_uid=os.getuid() + n, st_mode=stat.S_IFDIR) for n in range(2))
     monkeypatch.setattr(
         type(nothing_compiled),
         "stat",
@@ -294,6 +303,26 @@ def test_without_a_compiler_one_line_says_what_to_do(monkeypatch, compiler, prob
     with pytest.raises(ValueError, match=f"{problem}.*install a C.*--no-portable") as caught:
         kernels.load.__wrapped__()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found", "package", "command"),
+    [
+        ({"CXX": "ccache g++"}, "/usr/bin/c++", True, ["ccache", "g++"]),
+        ({}, "/usr/bin/c++", True, ["c++"]),
+        ({}, None, True, [sys.executable, "-m", "ziglang", "c++"]),
+        ({}, None, False, ["c++"]),
+    ],
+)
+def test_the_compiler_is_cxx_or_the_systems_or_zigs(
+    monkeypatch, variables, found, package, command
+):
+    monkeypatch.delenv("CXX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: found)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: package or None)
+    assert kernels.compiler_command() == command
 
 
 def test_a_failed_compilation_leaves_nothing_behind(monkeypatch, nothing_compiled):
