@@ -28,9 +28,8 @@ def aggregates(study: StudyRuns) -> Section | None:
     if not len(frame):
         return Section("aggregates", "All environments", excluded) if excluded else None
     rows = []
-    sides = {key: group for key, group in frame.groupby(["system", "setting"])}
-    for system, setting in style.rows_of(frame, study.look):
-        metrics = {row.metric: row for row in sides[system, setting].itertuples()}
+    for (system, setting), group in frame.groupby(["system", "setting"], sort=False):
+        metrics = {row.metric: row for row in group.itertuples()}
         values = [metrics[metric] for metric in efficiency_plot.METRICS]
         last = values[-1]
         rows.append(
