@@ -71,8 +71,7 @@ class Hardware:
     envpool_threads: Count | None = None
     """Threads that step the environments; by default the cores."""
     compilation_cache: bool = True
-    """Keep compiled programs in ~/.cache/cleanba for later runs, unless JAX_COMPILATION_CACHE_DIR names
-    another folder."""
+    """Use JAX's persistent compilation cache, in ~/.cache/cleanba unless JAX_COMPILATION_CACHE_DIR is set."""
 
 
 @dataclass(frozen=True)

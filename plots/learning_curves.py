@@ -64,8 +64,8 @@ def draw(
                 key=lambda item: look.settings.index(item[0][0]),
             ):
                 several = curve["runs"].max() >= FEW_RUNS
-                several = several and not labelled
-                draw_curve(panel, curve, system, setting, look, x, small, bands=several)
+                bands = several and not labelled
+                draw_curve(panel, curve, system, setting, look, x, small, bands)
                 ends += end_labels.ends_of(curve, x, setting, look.colour(system, setting))
             panel.set_title(f"{look.name(systems[0])}\n{env_id}" if labelled else env_id)
             panel.set_xlabel(AXES[x])

@@ -23,7 +23,7 @@ def caveats(
       changed: whether some runs were completed by another command than the study's.
       seeds: number of seeds of each result.
       problems: number of problems with the data.
-      saved: seconds of compilation that the cache saved, of the runs that used it.
+      saved: seconds that the compilation cache saved, one per run that used it.
     """
     how = " by a command of the study" if changed else ""
     sentence = f"{completed} of {runs} runs are completed{how}"
@@ -43,8 +43,8 @@ def caveats(
         )
     if saved:
         sentences.append(
-            f"{len(saved)} of {completed} runs used programs that earlier runs had compiled, which shortened "
-            f"them by {min(saved):.1f} to {max(saved):.1f} s."
+            f"{len(saved)} of {completed} runs used the compilation cache, which saved {min(saved):.1f} to "
+            f"{max(saved):.1f} s per run."
         )
     if problems:
         noun, verb = ("problem", "was") if problems == 1 else ("problems", "were")

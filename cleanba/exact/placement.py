@@ -41,10 +41,10 @@ PORTABLE_FEATURES = {
 # Default size of XLA's pool with --no-portable. It is fixed because the size changes the result.
 FIXED_POOL_SIZE = 8
 
-# Of compiled programs; jax deletes those that were not used for the longest time.
+# Size of the compilation cache; the least recently used programs are evicted.
 MAX_CACHE_BYTES = 2**30
-MIN_COMPILE_SECONDS = 0.1  # of a program that is kept
-_seconds_saved: list[float] = []  # by the cache in this process, one for each program
+MIN_COMPILE_SECONDS = 0.1  # of a program that is cached
+_seconds_saved: list[float] = []  # one per cache hit of this process
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -74,8 +74,7 @@ class Hardware:
     """Threads of XLA's pool on a CPU; by default one per core. With --no-portable they are part of the
     arithmetic: recorded among the hyperparameters, 8 by default."""
     compilation_cache: bool = True
-    """Keep compiled programs in ~/.cache/cleanba for later runs, unless JAX_COMPILATION_CACHE_DIR names
-    another folder."""
+    """Use JAX's persistent compilation cache, in ~/.cache/cleanba unless JAX_COMPILATION_CACHE_DIR is set."""
 
 
 class ActorPlacement(NamedTuple):
@@ -394,10 +393,10 @@ def _keep_freed_memory() -> None:
 
 
 def _keep_compiled_programs() -> None:
-    """Make jax keep compiled programs, up to 1 GiB, in a folder for processors with the features of this one.
+    """Enable JAX's persistent compilation cache, in a directory for the features of this CPU.
 
-    jax names a program by what it computes, its options and the version of XLA, but not by the processor. A
-    program that was compiled for more features than a processor has would crash there.
+    JAX's cache key has the program, its options and the version of XLA, but not the CPU. Code that uses
+    instructions which the CPU lacks would crash.
     """
     import jax
 
@@ -408,7 +407,7 @@ def _keep_compiled_programs() -> None:
     try:
         kernels.make_cache_folder(folder)
     except OSError as error:
-        print(f"compiled programs are not kept: {error}", file=sys.stderr)
+        print(f"compilation cache disabled: {error}", file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", MAX_CACHE_BYTES)
@@ -416,10 +415,9 @@ def _keep_compiled_programs() -> None:
 
 
 def saved_by_cache() -> dict[str, float]:
-    """Return `compile_seconds_saved`, to be recorded with the hardware; nothing if the cache gave no program.
+    """Return `compile_seconds_saved` for the record's hardware, or nothing without a cache hit.
 
-    It is the time that the programs which the cache gave this process took to compile, less the time to read
-    them.
+    For each hit, JAX reports the original compilation time minus the retrieval time, in seconds.
     """
     return {"compile_seconds_saved": round(sum(_seconds_saved), 1)} if _seconds_saved else {}
 

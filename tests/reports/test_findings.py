@@ -206,9 +206,9 @@ def test_a_page_says_how_complete_its_data_are():
     assert caveats(4, 4, 0, False, [5], 1)[1] == "1 problem with the data was found."
 
 
-def test_a_page_says_what_compiled_programs_saved():
+def test_a_page_states_what_the_compilation_cache_saved():
     assert caveats(4, 4, 4, False, [5], 0, saved=[2.04, 3.16])[1] == (
-        "2 of 4 runs used programs that earlier runs had compiled, which shortened them by 2.0 to 3.2 s."
+        "2 of 4 runs used the compilation cache, which saved 2.0 to 3.2 s per run."
     )
     hardware = [{"compile_seconds_saved": value} for value in (2.0, 0, "many")] + [{}, None]
     assert build._compile_seconds_saved(pd.DataFrame({"hardware": hardware})) == [2.0]

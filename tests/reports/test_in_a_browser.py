@@ -253,6 +253,9 @@ def test_the_interactive_chart_shows_one_environment_and_leads_to_runs(report):
     assert (
         len({d for d, _ in shapes}) == len({fill for _, fill in shapes}) == 2
     )  # one for each system
+    lines = chart.locator(".role-legend-symbol path[stroke-dasharray]")
+    assert lines.count() == 2  # of the settings
+    assert all(line.get_attribute("stroke") != "transparent" for line in lines.all())
     before = thin.first.get_attribute("d")
     environment, against = chart.locator("select").all()
     environment.select_option("Catch-v0")

@@ -1,4 +1,4 @@
-"""Compiled programs are kept for later runs, and change nothing but their speed."""
+"""The compilation cache changes nothing but the speed of later runs."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def saved(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
-def test_kept_programs_give_the_same_bits_and_save_time(train, cache, algorithm):
+def test_cached_programs_give_the_same_bits_and_save_time(train, cache, algorithm):
     fresh = train(algorithm, "--no-compilation-cache", "--setting", "fresh")
     assert list(cache.glob("xla-*")) == []
     first = train(algorithm, "--setting", "first")
@@ -39,7 +39,7 @@ def test_kept_programs_give_the_same_bits_and_save_time(train, cache, algorithm)
 
 
 @pytest.mark.slow
-def test_cleanrl_keeps_its_programs_too(cache, tmp_path):
+def test_cleanrl_uses_the_cache_too(cache, tmp_path):
     command = [
         sys.executable, str(ROOT / "baselines/cleanrl_ppo.py"), "--env-id", "Catch-v0", "--num-envs", "4",
         "--num-steps", "16", "--total-timesteps", "256", "--runs-dir", str(tmp_path), "--no-progress",
@@ -71,12 +71,12 @@ def test_processors_with_other_features_have_other_folders(monkeypatch, cache, s
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_run_goes_on_without_a_folder_for_programs(monkeypatch, settings, capsys):
+def test_a_run_continues_without_a_writable_cache(monkeypatch, settings, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     placement._keep_compiled_programs()
     assert settings == {}
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("compiled programs are not kept: ")
+    assert line.startswith("compilation cache disabled: ")
     assert "/dev/null" in line
 
 
