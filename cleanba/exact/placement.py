@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -265,12 +266,14 @@ def configure_process(hardware: Hardware, portable: bool) -> None:
     _keep_freed_memory()
     if hardware.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         _keep_compiled_programs()
-    jax.monitoring.register_event_duration_secs_listener(_count_saved)
+    _count_cache_hits()
     os.environ["NPROC"] = str(cpu_pool_size(hardware, portable))
-    flags = [os.environ.get("XLA_FLAGS", "")]
-    flags += [PORTABLE_FLAGS] if portable else []
-    flags += [GPU_FLAGS] if hardware.platform != "cpu" else []
-    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+    ours = PORTABLE_FLAGS.split() if portable else []
+    ours += GPU_FLAGS.split() if hardware.platform != "cpu" else []
+    # The last of two flags counts. Ours appear once, even if a parent process has set them: they are part of
+    # the key under which a program is cached.
+    users = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in ours]
+    os.environ["XLA_FLAGS"] = " ".join(users + ours)
     host_devices = hardware.xla_host_devices or _devices_named(hardware)
     jax.config.update("jax_num_cpu_devices", host_devices)
     if hardware.platform != "auto":
@@ -422,9 +425,16 @@ def saved_by_cache() -> dict[str, float]:
     return {"compile_seconds_saved": round(sum(_seconds_saved), 1)} if _seconds_saved else {}
 
 
-def _count_saved(event: str, seconds: float, **_: Any) -> None:
-    if event == "/jax/compilation_cache/compile_time_saved_sec":
-        _seconds_saved.append(seconds)
+@cache
+def _count_cache_hits() -> None:
+    """Register the listener once, however often jax is configured."""
+    import jax
+
+    def count(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/compilation_cache/compile_time_saved_sec":
+            _seconds_saved.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
 
 
 def describe_hardware(hardware: Hardware, num_processes: int) -> dict[str, Any]:
