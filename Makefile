@@ -10,6 +10,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Index with torch's CPU build; the build on PyPI brings several GB of CUDA packages.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# cpu, or cuda for NVIDIA GPUs
+DEVICE ?= cpu
+$(if $(filter cpu cuda,$(DEVICE)),,$(error DEVICE is cpu or cuda, not $(DEVICE)))
 # A variable as one word of the shell, whatever is in it; and each of its words as one.
 quoted = '$(subst ','\'',$(1))'
 each_quoted = $(foreach word,$(1),$(call quoted,$(word)))
@@ -47,7 +50,12 @@ help: ## list the targets
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-setup: .venv/installed ## install everything into .venv, from the lock file
+# --force-reinstall: pip takes torch's CPU build for the version asked for.
+.venv/installed-cuda: requirements-cuda.lock .venv/installed
+	$(PIP) --require-hashes --no-deps --force-reinstall -r requirements-cuda.lock
+	@touch $@
+
+setup: .venv/installed $(if $(filter cuda,$(DEVICE)),.venv/installed-cuda) ## install everything into .venv, from the lock files [DEVICE=cuda]
 
 quickstart: .venv/installed ## train the quickstart study, and write its page to site/quickstart/
 	@$(MAKE) --no-print-directory study STUDY=quickstart

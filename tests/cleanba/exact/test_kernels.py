@@ -188,6 +188,25 @@ def test_convolutions_of_the_nature_cnn_agree_with_jax(
     )
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(50))
+def test_layers_of_random_shapes_agree_with_jax(seed):
+    rng = np.random.default_rng(seed)
+    batch, channels, features = (int(rng.integers(1, most)) for most in (70, 70, 70))
+    if seed % 5 == 0:
+        inputs = int(rng.integers(1, 1500))
+        check_against_jax(dense, normal(batch, inputs), normal(inputs, features))
+        return
+    stride, blocks = (int(rng.integers(1, 4)) for _ in range(2))
+    size = stride * blocks
+    padding = int(rng.integers(size)) if stride == 1 else 0
+    height, width = (int(rng.integers(size, size + 20)) for _ in range(2))
+    layer = functools.partial(conv, stride=stride, padding=padding)
+    check_against_jax(
+        layer, normal(batch, height, width, channels), normal(size, size, channels, features)
+    )
+
+
 @pytest.mark.parametrize("shape", [(5, 1), (64, 64), (1024, 64), (3136, 512)])
 def test_columns_are_made_orthonormal_as_by_qr_with_a_positive_diagonal(shape):
     x = normal(*shape)
@@ -199,6 +218,18 @@ def test_columns_are_made_orthonormal_as_by_qr_with_a_positive_diagonal(shape):
 
 # ---- the same chains on every instruction set
 
+
+def random_convolutions(count):
+    """Return shapes as in CONVOLUTIONS."""
+    rng = np.random.default_rng(count)
+    for _ in range(count):
+        size = int(rng.integers(1, 5))
+        before, after = (int(x) for x in rng.integers(0, size, 2))
+        height, width = (int(x) for x in rng.integers(size, size + 20, 2))
+        batch, channels, features = (int(x) for x in rng.integers(1, (4, 20, 70)))
+        yield batch, height, width, channels, size, features, before, after
+
+
 BITS = """
 import ctypes, hashlib, sys
 import jax
@@ -207,11 +238,11 @@ functions = ctypes.CDLL(sys.argv[1])
 for target in kernels.TARGETS:
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(functions, target)), platform="cpu")
 kernels.load = lambda: None
-from tests.cleanba.exact.test_kernels import CONVOLUTIONS, normal
+from tests.cleanba.exact.test_kernels import CONVOLUTIONS, normal, random_convolutions
 results = [
     kernels.matmul(normal(m, k), normal(k, n)) for m in (1, 15, 60) for k in (7, 600) for n in (1, 18, 70)
 ]
-for batch, height, width, channels, size, features, before, after in CONVOLUTIONS:
+for batch, height, width, channels, size, features, before, after in (*CONVOLUTIONS, *random_convolutions(20)):
     x, kernel = normal(batch, height, width, channels), normal(size, size, channels, features)
     out = kernels.convolve(x, kernel, before, after)
     results += [out, kernels.convolve_kernel_gradient(x, normal(*out.shape), size, before, after)]
@@ -219,26 +250,90 @@ print(hashlib.sha256(b"".join(jax.device_get(x).tobytes() for x in results)).hex
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="instruction sets of x86-64")
-def test_all_instruction_sets_and_compilers_give_the_same_bits(tmp_path):
+INSTRUCTION_SETS = {"anywhere": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "fma"}}
+on_x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="instruction sets of x86-64")
+
+
+def supported_sets():
     features = set(placement.cpu_info("flags").split())
-    sets = {"anywhere": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "fma"}}
+    return [name for name, needed in INSTRUCTION_SETS.items() if needed <= features]
+
+
+def bits_of(library, compiler, environment=None):
+    """Compile the kernels and run BITS in a process of its own."""
+    kernels.compile_library(library, compiler)
+    return subprocess.run(
+        [sys.executable, "-c", BITS, str(library)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+    )
+
+
+@pytest.mark.slow
+@on_x86_64
+def test_all_instruction_sets_and_compilers_give_the_same_bits(tmp_path):
     known = {"c++": shutil.which("c++"), "clang++": shutil.which("clang++")}
     compilers = {name: [name] for name, path in known.items() if path}
     if importlib.util.find_spec("ziglang"):
         compilers["zig"] = [sys.executable, "-m", "ziglang", "c++"]
-    supported = [name for name, needed in sets.items() if needed <= features]
     outputs = {}
-    for name, compiler in itertools.product(supported, compilers):
+    for name, compiler in itertools.product(supported_sets(), compilers):
         library = tmp_path / f"{name}-{compiler}.so"
-        kernels.compile_library(library, [*compilers[compiler], f"-DMULTIPLY=multiply_{name}"])
-        done = subprocess.run(
-            [sys.executable, "-c", BITS, str(library)], check=True, capture_output=True, cwd=ROOT
-        )
+        done = bits_of(library, [*compilers[compiler], f"-DMULTIPLY=multiply_{name}"])
+        assert done.returncode == 0, done.stderr
         outputs[library.stem] = done.stdout
     assert len(outputs) >= 2
     assert len(set(outputs.values())) == 1
+
+
+# ---- with AddressSanitizer and UndefinedBehaviorSanitizer
+
+
+@pytest.fixture
+def sanitized(tmp_path):
+    """Run BITS with sanitizers, for one instruction set."""
+    command = ["c++", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    runtimes = [
+        subprocess.run(["c++", f"-print-file-name={name}"], capture_output=True, text=True).stdout
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = {"LD_PRELOAD": " ".join(map(str.strip, runtimes))}
+    environment["ASAN_OPTIONS"] = "detect_leaks=0"  # Python's own
+    return lambda name: bits_of(
+        tmp_path / f"{name}.so", [*command, f"-DMULTIPLY=multiply_{name}"], environment
+    )
+
+
+needs_sanitizers = pytest.mark.skipif(
+    not shutil.which("g++"), reason="needs GCC and its sanitizers' runtimes"
+)
+
+
+@pytest.mark.soak
+@on_x86_64
+@needs_sanitizers
+def test_sanitizers_find_nothing_and_the_bits_are_the_same(tmp_path, sanitized):
+    expected = bits_of(tmp_path / "plain.so", ["c++"]).stdout
+    for name in supported_sets():
+        done = sanitized(name)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == expected
+
+
+@pytest.mark.soak
+@on_x86_64
+@needs_sanitizers
+def test_sanitizers_find_a_buffer_that_is_one_element_short(monkeypatch, tmp_path, sanitized):
+    source = kernels.SOURCE.read_text()
+    size = "new float[std::min(batch, kImages) * elements"
+    assert source.count(size) == 1
+    (tmp_path / "kernels.cc").write_text(source.replace(size, f"{size} - 1"))
+    monkeypatch.setattr(kernels, "SOURCE", tmp_path / "kernels.cc")
+    done = sanitized("anywhere")
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
 
 
 def test_memory_of_many_images_is_bounded_and_their_order_kept():
