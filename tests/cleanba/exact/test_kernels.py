@@ -242,7 +242,8 @@ from tests.cleanba.exact.test_kernels import CONVOLUTIONS, normal, random_convol
 results = [
     kernels.matmul(normal(m, k), normal(k, n)) for m in (1, 15, 60) for k in (7, 600) for n in (1, 18, 70)
 ]
-for batch, height, width, channels, size, features, before, after in (*CONVOLUTIONS, *random_convolutions(20)):
+convolutions = [*CONVOLUTIONS, *random_convolutions(20)]
+for batch, height, width, channels, size, features, before, after in convolutions:
     x, kernel = normal(batch, height, width, channels), normal(size, size, channels, features)
     out = kernels.convolve(x, kernel, before, after)
     results += [out, kernels.convolve_kernel_gradient(x, normal(*out.shape), size, before, after)]
