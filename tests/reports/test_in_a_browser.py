@@ -43,7 +43,7 @@ def visit(chromium):
         context = chromium.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)  # on a machine that does other things, too
         page.wrong = []
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
         page.on("console", lambda m: page.wrong.append(m.text) if m.type == "error" else None)
@@ -68,7 +68,7 @@ def shown(page, table):
     return [row.split("\t") for row in rows.evaluate_all("rows => rows.map(r => r.innerText)")]
 
 
-def until(true, seconds=30):
+def until(true, seconds=120):
     """Wait until something is true; the pages' policy forbids Playwright's own way."""
     ends = time.monotonic() + seconds
     while not true():

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.soak
 @pytest.mark.parametrize(
     ("study", "system", "env_id"),
     [
-        ("learning", "cleanba_ppo-sync", "Catch-v0"),
         ("learning", "cleanba_ppo-sync", "CartPole-v1"),
-        ("learning", "cleanba_impala", "Catch-v0"),
         ("learning", "cleanba_impala", "CartPole-v1"),
         ("cleanrl", "cleanrl_ppo", "Catch-v0"),
         ("hts_rl", "hts_rl_a2c", "Catch-v0"),

@@ -49,19 +49,13 @@ def certify(out, *args):
     return done, rows
 
 
-@pytest.mark.parametrize(
-    ("options", "processors"),
-    [
-        (["--env-id", "CartPole-v1"], ["Haswell", "EPYC"]),
-        (["--algo", "ppo", "--network", "nature"], ["Haswell"]),
-    ],
-)
-def test_processors_give_the_same_bits(tmp_path, options, processors):
-    names = [f"a0-l0-d1-t1-{name}" for name in processors]
-    done, rows = certify(tmp_path, *options, "--layouts", *names)
+def test_processors_give_the_same_bits(tmp_path):
+    """IMPALA on images; the tests below train PPO on another processor."""
+    options = ("--algo", "impala", "--network", "nature")
+    done, rows = certify(tmp_path, *options, "--layouts", "a0-l0-d1-t1-EPYC")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every processor gave the same bits" in done.stdout
-    assert {row["layout"] for row in rows} == {"a0-l0-d1-t1", *names}
+    assert [row["layout"] for row in rows] == ["a0-l0-d1-t1", "a0-l0-d1-t1-EPYC"]
     assert all(row["same"] for row in rows)
 
 

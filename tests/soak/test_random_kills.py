@@ -36,11 +36,9 @@ ATARI = [
 
 CASES = [
     ("cleanba_ppo.py", CARTPOLE, "--no-concurrency", 3),
-    ("cleanba_ppo.py", CARTPOLE, "--concurrency", 2),
-    ("cleanba_impala.py", CARTPOLE, "--no-concurrency", 2),
     ("cleanba_impala.py", CARTPOLE, "--concurrency", 3),
-    ("cleanba_ppo.py", ATARI, "--no-concurrency", 2),
-    ("cleanba_impala.py", ATARI, "--concurrency", 2),
+    ("cleanba_ppo.py", ATARI, "--concurrency", 2),
+    ("cleanba_impala.py", ATARI, "--no-concurrency", 2),
 ]
 
 
