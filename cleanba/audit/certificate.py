@@ -61,6 +61,15 @@ def as_json(certificate: Certificate) -> str:
     return msgspec.json.format(msgspec.json.encode(certificate), indent=1).decode() + "\n"
 
 
+def read(path: Path) -> Certificate:
+    """Read a certificate written as JSON.
+
+    Raises:
+      OSError, ValueError: if it cannot be read.
+    """
+    return msgspec.json.decode(path.read_bytes(), type=Certificate)
+
+
 def as_markdown(certificate: Certificate) -> str:
     """Return a certificate as a Markdown page."""
     same = sum(row.same for row in certificate.rows)

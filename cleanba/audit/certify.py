@@ -7,6 +7,7 @@
 A configuration is trained under each setting in fresh processes (trials.py). The chains of parameter
 fingerprints, the episodes, the policy-lag records and the recorded actions are compared with those of the
 first setting (comparison.py). The certificate is printed and written as JSON and Markdown (certificate.py).
+After each configuration the certificate so far is saved, and --resume continues it.
 Exit code 0: all settings gave the same bits. 1: at least one did not; the certificate names the first update
 and the first tensor that differ, and by how much.
 """
@@ -39,7 +40,7 @@ from cleanba.audit.matrix import (
 )
 from cleanba.audit.trials import Program, Trial, run_trials
 from cleanba.environments import check_env_id, is_atari
-from cleanba.record import RecordError
+from cleanba.record import RecordError, replace_file, source_revision
 from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, run_command_line
 from cleanba.run.flags import flags
@@ -90,6 +91,9 @@ class Args:
     """Processes at a time; by default the number of cores."""
     name: str | None = None
     """Name of the certificate; by default derived from the other arguments."""
+    resume: bool = False
+    """Continue an interrupted certificate of the same arguments and revision: the configurations that it
+    completed are not trained again."""
     out: str = "site/certificates"
     """Folder of the certificates."""
     trainers: str = str(Path(__file__).parents[1])
@@ -124,7 +128,7 @@ def check(args: Args) -> None:
 
 def default_name(args: Args) -> str:
     """Name a certificate after the arguments that differ from their defaults."""
-    if args == Args(out=args.out, jobs=args.jobs):
+    if args == Args(out=args.out, jobs=args.jobs, resume=args.resume):
         return "default"
     parts = ["processors"] if args.processors else []
     parts += ["quick"] if args.quick else []
@@ -291,6 +295,60 @@ def _parameters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def recorded_arguments(args: Args) -> dict[str, Any]:
+    """Return the arguments that decide a certificate's content, as JSON has them."""
+    recorded = asdict(args)
+    for name in ("resume", "out", "trainers", "jobs"):
+        del recorded[name]
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in recorded.items()}
+
+
+def summarize(args: Args, name: str, parts: list[Part], seconds: float) -> Certificate:
+    """Return the certificate of some parts, made in so many seconds."""
+    return Certificate(
+        name=name,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(seconds, 1),
+        cores=len(os.sched_getaffinity(0)),
+        platform=args.platform,
+        arguments=recorded_arguments(args),
+        configurations=parts,
+        same=all(part.same for part in parts),
+    )
+
+
+def completed_parts(args: Args, path: Path) -> tuple[list[Part], float]:
+    """Return the parts of an interrupted certificate, and the seconds that they took.
+
+    Args:
+      args: the arguments of this certificate.
+      path: the interrupted certificate; without such a file there are no parts.
+
+    Raises:
+      BadInput: if there is one and `--resume` is not given, or it is of other arguments or another revision.
+    """
+    if not path.exists():
+        return [], 0.0
+    if not args.resume:
+        raise BadInput(
+            f"{path}: an interrupted certificate; continue it with --resume, or delete it"
+        )
+    try:
+        found = certificate.read(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--resume: {path}: {error}") from None
+    if found.arguments != recorded_arguments(args):
+        raise BadInput(f"--resume: {path} has other arguments: {found.arguments}")
+    revision = source_revision(Path(args.trainers))
+    made_from = found.configurations[0].revision or ""
+    if made_from != revision or not revision or revision.endswith("+changes"):
+        raise BadInput(
+            f"--resume: {path} is of revision {made_from or 'unknown'}, the source of "
+            f"{revision or 'unknown'}; both must be the same commit without changes"
+        )
+    return found.configurations, found.seconds
+
+
 def main(args: Args) -> None:
     """Certify all configurations, print the verdicts, and write the certificate."""
     check(args)
@@ -302,34 +360,30 @@ def main(args: Args) -> None:
     settings = choose_settings(
         candidates, args.layouts, args.platform, args.reduction, args.portable
     )
+    name = args.name or default_name(args)
+    partial = Path(args.out) / f"{name}.partial.json"
+    parts, seconds_before = completed_parts(args, partial)
     try:
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {args.out}: {error.strerror}") from None
-    start = time.perf_counter()
-    parts = []
+    start = time.perf_counter() - seconds_before
     what = "processor" if args.processors else "layout"
     print(f"{len(todo)} configurations x {len(settings)} {what}s")
-    for configuration in todo:
+    for number, configuration in enumerate(todo):
         print(f"\n{configuration.name}", flush=True)
-        part = certify(args, configuration, settings)
-        parts.append(part)
-        for row in part.layouts:
+        if number == len(parts):
+            parts.append(certify(args, configuration, settings))
+            so_far = summarize(args, name, parts, time.perf_counter() - start)
+            replace_file(partial, certificate.as_json(so_far))
+        for row in parts[number].layouts:
             print(
                 f"  {row.layout:<22} {row.updates:>4} updates {row.seconds:>6.1f} s  "
                 f"{(row.fingerprint or '-')[:16]:<16}  {row.verdict}"
             )
-    made = Certificate(
-        name=args.name or default_name(args),
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(time.perf_counter() - start, 1),
-        cores=len(os.sched_getaffinity(0)),
-        platform=args.platform,
-        arguments={k: v for k, v in asdict(args).items() if k not in ("out", "trainers", "jobs")},
-        configurations=parts,
-        same=all(part.same for part in parts),
-    )
+    made = summarize(args, name, parts, time.perf_counter() - start)
     certificate.write(made, Path(args.out))
+    partial.unlink()
     print(f"\nwritten: {Path(args.out) / made.name}.md and .json ({made.seconds:,.0f} s)")
     if not made.same:
         different = sum(not row.same for row in made.rows)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cleanba.audit import certify, matrix
+from cleanba.audit.certificate import Part, Row
 from cleanba.record import checkpoints
 from cleanba.run.command_line import BadInput, parse
 from tests.cleanba.conftest import ROOT
@@ -111,6 +112,67 @@ def test_a_damaged_checkpoint_leaves_a_difference_unlocated_and_ends_no_certific
     verdict = certify.locate(program, ("a", "b"), 3, tmp_path, 1)
     assert verdict.startswith("parameters differ from update 3 on; not located: ")
     assert "arrays.npz has changed" in verdict
+
+
+REVISION = "0123456789abcdef"
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """Interrupt a certificate of PPO and IMPALA in its second configuration; return what was trained."""
+    trained = []
+
+    def train(args, configuration, settings):
+        trained.append(configuration.algo)
+        if trained == ["ppo", "impala"]:
+            raise KeyboardInterrupt
+        row = Row(layout="a0-l0-d1-t1", updates=4, seconds=1.0, fingerprint="ab", episodes=1,
+                  verdict="reference", same=True)  # fmt: skip
+        return Part(configuration=configuration.name, command=[], hyperparameters={}, versions={},
+                    device_kind=None, revision=REVISION, layouts=[row], same=True)  # fmt: skip
+
+    monkeypatch.setattr(certify, "certify", train)
+    monkeypatch.setattr(certify, "source_revision", lambda folder: REVISION)
+    with pytest.raises(KeyboardInterrupt):
+        certify.main(parse(certify.Args, both_algorithms(tmp_path), ""))
+    return trained
+
+
+def both_algorithms(out, *args):
+    return arguments(out, "--algo", "ppo", "impala", "--architecture", "sync", *args)
+
+
+def test_an_interrupted_certificate_continues_after_its_last_completed_configuration(
+    tmp_path, interrupted
+):
+    assert not (tmp_path / "x.json").exists()
+    certify.main(parse(certify.Args, both_algorithms(tmp_path, "--resume"), ""))
+    assert interrupted == ["ppo", "impala", "impala"]
+    made = json.loads((tmp_path / "x.json").read_text())
+    names = [part["configuration"] for part in made["configurations"]]
+    assert names == ["ppo sync CartPole-v1 mlp", "impala sync CartPole-v1 mlp"]
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", "x.md"}
+
+
+@pytest.mark.parametrize(
+    ("args", "revision", "message"),
+    [
+        ((), REVISION, "an interrupted certificate; continue it with --resume, or delete it"),
+        (("--resume", "--seed", "2"), REVISION, "has other arguments"),
+        (("--resume",), "fedcba", f"is of revision {REVISION}, the source of fedcba"),
+        (("--resume",), REVISION + "+changes", "the same commit without changes"),
+        (("--resume",), "", "the source of unknown"),
+    ],
+)
+def test_an_interrupted_certificate_is_neither_lost_nor_mixed_with_another(
+    tmp_path, monkeypatch, interrupted, args, revision, message
+):
+    monkeypatch.setattr(certify, "source_revision", lambda folder: revision)
+    before = (tmp_path / "x.partial.json").read_bytes()
+    with pytest.raises(BadInput, match=re.escape(message)):
+        certify.main(parse(certify.Args, both_algorithms(tmp_path, *args), ""))
+    assert interrupted == ["ppo", "impala"]
+    assert (tmp_path / "x.partial.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
