@@ -90,8 +90,8 @@ def pack(frame: Frame, shape: Shape) -> bytes:
         raise ValueError(f"actions {actions.shape} do not fit {shape}")
     if actions.min() < 0 or actions.max() >= shape.num_actions:
         raise ValueError(f"actions from {actions.min()} to {actions.max()} do not fit {shape}")
-    words = actions.astype(">u2").reshape(-1, 1).view(np.uint8)
-    bits = np.unpackbits(words, axis=1)[:, 16 - shape.bits :]
+    words = actions.astype(">u4").reshape(-1, 1).view(np.uint8)
+    bits = np.unpackbits(words, axis=1)[:, 32 - shape.bits :]
     return np.packbits(bits).tobytes() + frame.digest
 
 
@@ -104,8 +104,8 @@ def unpack(data: bytes, shape: Shape) -> Frame:
     packed = np.frombuffer(data[:-DIGEST_SIZE], np.uint8)
     count = shape.num_steps * shape.num_envs
     bits = np.unpackbits(packed, count=count * shape.bits).reshape(count, shape.bits)
-    words = np.packbits(np.pad(bits, ((0, 0), (16 - shape.bits, 0))), axis=1)
-    actions = words.view(">u2").astype(np.int32)
+    words = np.packbits(np.pad(bits, ((0, 0), (32 - shape.bits, 0))), axis=1)
+    actions = words.view(">u4").astype(np.int32)
     if actions.max() >= shape.num_actions:
         raise DamagedActions(f"action {actions.max()} of {shape.num_actions}")
     return Frame(actions.reshape(shape.num_steps, shape.num_envs), data[-DIGEST_SIZE:])

@@ -71,7 +71,7 @@ class RunInfo(Struct, kw_only=True):
     ended: str | None = None
     status: Status = "running"
     error: str | None = None
-    num_actions: Annotated[int, Meta(ge=1, le=2**16)] | UnsetType = UNSET
+    num_actions: Annotated[int, Meta(ge=1, le=2**31)] | UnsetType = UNSET
     autoreset: Literal["next_step", "same_step"] | UnsetType = UNSET
     checkpoint_every: Count | UnsetType = UNSET
     resumed: list[Resumption] | UnsetType = UNSET
@@ -86,6 +86,7 @@ class Episode(Struct, kw_only=True, gc=False, rename={"episode_return": "return"
     env_index: Count
     episode_return: Number
     length: Count
+    invalid_actions: tuple[Count, Count, Count] | UnsetType = UNSET
 
 
 class Rollout(Struct, kw_only=True, gc=False):

@@ -4,6 +4,7 @@ A system's command line nests those that it implements, so that no flag is shown
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -132,7 +133,14 @@ def run_id(system: str, env_id: str, seed: int, options: RunOptions, default_set
     return RunId(system, setting, env_id, seed, options.study, options.runs_dir)
 
 
-def check_run(run: RunId, num_envs: int, *, overwrite: bool, new: bool = True) -> None:
+def check_run(
+    run: RunId,
+    num_envs: int,
+    *,
+    overwrite: bool,
+    new: bool = True,
+    check_env_id: Callable[[str], None] = check_env_id,
+) -> None:
     """Check the name, seed and environment of a run, and that its folder is free.
 
     Args:
@@ -140,6 +148,7 @@ def check_run(run: RunId, num_envs: int, *, overwrite: bool, new: bool = True) -
       num_envs: its environments, each of which needs a seed of its own.
       overwrite: whether an earlier record may be deleted.
       new: false where the record may exist already, because this run resumes or joins it.
+      check_env_id: refuses an environment that is unknown, by default to EnvPool.
 
     Raises:
       ValueError: with one line, for a bad name, an unknown environment or a seed out of range.

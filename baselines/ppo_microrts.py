@@ -1,0 +1,746 @@
+"""PPO on µRTS with four ways to handle invalid actions, in JAX, in one file.
+
+"A Closer Look at Invalid Action Masking in Policy Gradient Algorithms"
+(https://arxiv.org/abs/2006.14171): most actions of a real-time strategy game are invalid in most states.
+`--strategy` chooses among
+
+- masking: invalid source and target units get no probability, when acting and in the gradient;
+- penalty: nothing is masked, and an invalid action costs `--invalid-penalty`;
+- naive: masked when acting, not masked in the gradient;
+- removed: trained as with masking; the recorded episodes are played without a mask, after every update.
+
+docs/differences.md compares it with the paper's code.
+
+    make setup MICRORTS=1
+    python baselines/ppo_microrts.py --env-id MicrortsMining4x4F9-v0 --strategy masking
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.linen.initializers import orthogonal
+from msgspec import UNSET
+
+from baselines import microrts
+from baselines.microrts import PLANES, MicroRTS, Task
+from cleanba import record, trees
+from cleanba.audit.preparation import platform_of, prepare_again
+from cleanba.audit.segments import NotRepeatable, Repeated, Replayed
+from cleanba.environments import Episode, EpisodeStatistics
+from cleanba.exact import placement
+from cleanba.preparation import PACKAGES
+from cleanba.record import checkpoints
+from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotNegative,
+    Positive,
+    Share,
+    check_args,
+    hyperparameters,
+)
+from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.log import RunLog, run_info, versions
+from cleanba.run.options import (
+    CheckpointOptions,
+    LogOptions,
+    RunId,
+    RunOptions,
+    check_run,
+    checkpoint_interval,
+    run_id,
+)
+
+SYSTEM = "ppo_microrts"
+MASKED = -1e8  # logit of a masked action
+VERSIONS = (*PACKAGES, "gym-microrts", "JPype1")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings."""
+
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Kind of device; auto takes an accelerator where jax finds one."""
+    compilation_cache: bool = True
+    """Use JAX's persistent compilation cache, in ~/.cache/cleanba unless JAX_COMPILATION_CACHE_DIR is set."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Hyperparameters (those of the paper) and, after them, hardware settings and the record."""
+
+    env_id: Hyper[str] = "MicrortsMining4x4F9-v0"
+    """Harvesting task of µRTS."""
+    strategy: Hyper[Literal["masking", "penalty", "naive", "removed"]] = "masking"
+    """How invalid actions are handled."""
+    invalid_penalty: Hyper[NotNegative] = 0.01
+    """What an invalid action costs, with --strategy penalty. It does not count in episode returns."""
+    seed: Hyper[int] = 1
+    """Seed of the run: initial parameters, actions, minibatches. The game has no randomness."""
+    total_timesteps: Hyper[Count] = 500_000
+    """Agent steps over all environments."""
+    learning_rate: Hyper[Positive] = 3e-4
+    """Learning rate of Adam."""
+    anneal_lr: Hyper[bool] = True
+    """Anneal the learning rate linearly to 0."""
+    num_envs: Hyper[Count] = 8
+    """Environments."""
+    num_steps: Hyper[Count] = 256
+    """Steps of each environment in a rollout."""
+    gamma: Hyper[Share] = 0.99
+    """Discount factor."""
+    gae_lambda: Hyper[Share] = 0.97
+    """Lambda of generalised advantage estimation."""
+    num_minibatches: Hyper[Count] = 8
+    """Minibatches of an epoch, cut from one permutation of the whole batch."""
+    update_epochs: Hyper[Count] = 10
+    """Epochs over each batch."""
+    norm_adv: Hyper[bool] = True
+    """Normalise advantages over each batch."""
+    clip_coef: Hyper[Positive] = 0.2
+    """Clipping of the probability ratio, and of the change of values."""
+    ent_coef: Hyper[NotNegative] = 0.01
+    """Coefficient of the entropy."""
+    max_grad_norm: Hyper[Positive] = 0.5
+    """Largest norm of a gradient, of the policy and of the value function each."""
+    adam_eps: Hyper[NotNegative] = 1e-8
+    """Epsilon of Adam."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
+    logging: Nested[LogOptions] = LogOptions(log_frequency=1)
+    checkpoints: Nested[CheckpointOptions] = CheckpointOptions()
+
+    @property
+    def batch_size(self) -> int:
+        """Steps of a rollout, over all environments."""
+        return self.num_envs * self.num_steps
+
+
+class Masks(NamedTuple):
+    """Which source and target units may be chosen."""
+
+    source: Any  # bool [..., cells]
+    target: Any  # bool [..., cells]
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments, all with one policy; `dones[t]` says that `actions[t]` ended an episode."""
+
+    obs: Any  # uint8 [T + 1, B, 5, height, width]
+    actions: Any  # int32 [T, B, 8]
+    logprobs: Any  # [T, B]
+    values: Any  # [T, B]
+    rewards: Any  # float32 [T, B], with penalties
+    dones: Any  # bool [T, B]
+
+
+class Transitions(NamedTuple):
+    """N steps, without the order of time."""
+
+    obs: jax.Array  # [N, 5, height, width]
+    actions: jax.Array  # [N, 8]
+    logprobs: jax.Array  # [N]
+    values: jax.Array  # [N]
+    advantages: jax.Array  # [N]
+    returns: jax.Array  # [N]
+
+
+class AgentState(NamedTuple):
+    """What an update changes."""
+
+    params: Any
+    opt_state: Any
+
+
+def encode(obs: jax.Array) -> jax.Array:
+    """Return the 27 binary planes of observations: uint8 [B, 5, H, W] to float32 [B, H, W, 27]."""
+    parts = [
+        jax.nn.one_hot(jnp.minimum(obs[:, plane], size - 1), size)
+        for plane, size in enumerate(PLANES)
+    ]
+    return jnp.concatenate(parts, axis=-1)
+
+
+class Network(nn.Module):
+    """The paper's network: one convolution on the 4x4 map, two on larger ones, and a hidden layer."""
+
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, planes: jax.Array) -> jax.Array:
+        """Map [B, H, W, 27] to [B, num_outputs]."""
+        kernels = [(16, 2)] if planes.shape[1] <= 4 else [(16, 3), (32, 3)]
+        x = planes
+        for channels, size in kernels:
+            x = nn.Conv(channels, (size, size), padding="VALID", kernel_init=orthogonal(2**0.5))(x)
+            x = nn.relu(x)
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(128, kernel_init=orthogonal(2**0.5))(x))
+        return nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)
+
+
+class Agent(NamedTuple):
+    """Policy and value function, which share nothing."""
+
+    policy: Network
+    value: Network
+    components: tuple[int, ...]  # sizes of an action's components
+
+    def init(self, key: jax.Array, obs_shape: tuple[int, ...]) -> dict[str, Any]:
+        """Initialise the parameters."""
+        policy_key, value_key = jax.random.split(key)
+        planes = encode(jnp.zeros((1, *obs_shape), jnp.uint8))
+        return {
+            "policy": self.policy.init(policy_key, planes),
+            "value": self.value.init(value_key, planes),
+        }
+
+    def logits(self, params: Any, obs: jax.Array) -> list[jax.Array]:
+        """Return the logits of each component, [B, size]."""
+        logits = self.policy.apply(params["policy"], encode(obs))
+        return jnp.split(logits, np.cumsum(self.components)[:-1].tolist(), axis=-1)
+
+    def values(self, params: Any, obs: jax.Array) -> jax.Array:
+        """Return the values [B]."""
+        return self.value.apply(params["value"], encode(obs))[:, 0]
+
+
+def make_agent(task: Task) -> Agent:
+    """Return the agent of a task."""
+    return Agent(Network(sum(task.components)), Network(1), task.components)
+
+
+def masked(logits: Sequence[jax.Array], masks: Masks) -> list[jax.Array]:
+    """Give invalid source and target units a logit that is constant, so that its gradient is 0."""
+    source, *others, target = logits
+    return [
+        jnp.where(masks.source, source, MASKED),
+        *others,
+        jnp.where(masks.target, target, MASKED),
+    ]
+
+
+def masks_of(obs: jax.Array) -> Masks:
+    """Return the masks of observations [..., 5, height, width]."""
+    return Masks(microrts.source_mask(obs), microrts.target_mask(obs))
+
+
+def log_probability(log_policies: Sequence[jax.Array], actions: jax.Array) -> jax.Array:
+    """Return the log-probabilities [B] of actions [B, 8], from those of their components [B, size]."""
+    chosen = [
+        jnp.take_along_axis(log_policy, actions[:, i : i + 1], axis=-1)[:, 0]
+        for i, log_policy in enumerate(log_policies)
+    ]
+    return sum(chosen)
+
+
+def entropy(log_policies: Sequence[jax.Array]) -> jax.Array:
+    """Return the entropies [B] of independent components."""
+    return sum(-(jnp.exp(x) * x).sum(axis=-1) for x in log_policies)
+
+
+def gae(args: Args, rollout: Rollout, last_value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
+
+    Args:
+      args: hyperparameters.
+      rollout: T steps of B environments.
+      last_value: bootstrap value of the last observations [B].
+
+    Returns:
+      Advantages and returns [T, B].
+    """
+    v_t = jnp.concatenate([rollout.values[1:], last_value[None]])
+    discounts = args.gamma * (1.0 - rollout.dones)
+    deltas = rollout.rewards + discounts * v_t - rollout.values
+
+    def step(advantage: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta, discount = xs
+        advantage = delta + discount * args.gae_lambda * advantage
+        return advantage, advantage
+
+    _, advantages = jax.lax.scan(
+        step, jnp.zeros_like(last_value), (deltas, discounts), reverse=True
+    )
+    return advantages, advantages + rollout.values
+
+
+def ppo_loss(
+    params: Any, agent: Agent, minibatch: Transitions, args: Args
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of a minibatch, and its parts."""
+    logits = agent.logits(params, minibatch.obs)
+    if args.strategy in ("masking", "removed"):
+        logits = masked(logits, masks_of(minibatch.obs))
+    log_policies = [jax.nn.log_softmax(x) for x in logits]
+    log_ratio = log_probability(log_policies, minibatch.actions) - minibatch.logprobs
+    ratio = jnp.exp(log_ratio)
+    unclipped = -minibatch.advantages * ratio
+    clipped = -minibatch.advantages * jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = jnp.maximum(unclipped, clipped).mean()
+
+    values = agent.values(params, minibatch.obs)
+    change = jnp.clip(values - minibatch.values, -args.clip_coef, args.clip_coef)
+    errors = jnp.maximum(
+        (values - minibatch.returns) ** 2, (minibatch.values + change - minibatch.returns) ** 2
+    )
+    value_loss = 0.5 * errors.mean()
+    mean_entropy = entropy(log_policies).mean()
+    loss = policy_loss - args.ent_coef * mean_entropy + value_loss
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": mean_entropy,
+        "approx_kl": ((ratio - 1) - log_ratio).mean(),
+        "clip_fraction": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
+    }
+
+
+def make_optimizer(args: Args) -> tuple[optax.GradientTransformation, Callable]:
+    """Return Adam after clipping, for policy and value function each, and its learning rate by update."""
+    num_updates = args.total_timesteps // args.batch_size
+
+    def learning_rate(update: Any) -> Any:
+        return args.learning_rate * (1.0 - update / num_updates if args.anneal_lr else 1.0)
+
+    steps = args.update_epochs * args.num_minibatches
+    each = optax.chain(
+        optax.clip_by_global_norm(args.max_grad_norm),
+        optax.adam(lambda count: learning_rate(count // steps), eps=args.adam_eps),
+    )
+    names = {"policy": "policy", "value": "value"}
+    return optax.multi_transform({"policy": each, "value": each}, names), learning_rate
+
+
+def make_act(agent: Agent, strategy: str) -> Callable:
+    """Return the compiled policy: (params, obs, key, step) to actions [B, 8], log-probabilities, values.
+
+    Args:
+      agent: policy and value function.
+      strategy: "masking" and "naive" mask the actions that are sampled; the log-probabilities of "naive" are
+        those without a mask.
+    """
+
+    @jax.jit
+    def act(
+        params: Any, obs: jax.Array, key: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logits = agent.logits(params, obs)
+        sampled = masked(logits, masks_of(obs)) if strategy in ("masking", "naive") else logits
+        keys = jax.random.split(jax.random.fold_in(key, step), len(sampled))
+        drawn = [jax.random.categorical(k, x) for k, x in zip(keys, sampled, strict=True)]
+        actions = jnp.stack(drawn, axis=-1).astype(jnp.int32)
+        judged = sampled if strategy == "masking" else logits
+        log_policies = [jax.nn.log_softmax(x) for x in judged]
+        return actions, log_probability(log_policies, actions), agent.values(params, obs)
+
+    return act
+
+
+def make_update(agent: Agent, args: Args, optimizer: optax.GradientTransformation) -> Callable:
+    """Return the compiled update: (state, rollout, key) to the next state and its metrics.
+
+    The metrics are of each minibatch, [epochs, minibatches].
+    """
+
+    def learn(state: AgentState, minibatch: Transitions) -> tuple[AgentState, dict[str, jax.Array]]:
+        gradient = jax.grad(ppo_loss, has_aux=True)
+        grads, metrics = gradient(state.params, agent, minibatch, args)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return AgentState(params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+
+    @jax.jit
+    def update(
+        state: AgentState, rollout: Rollout, key: jax.Array
+    ) -> tuple[AgentState, dict[str, jax.Array]]:
+        advantages, returns = gae(args, rollout, agent.values(state.params, rollout.obs[-1]))
+        if args.norm_adv:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-10)
+        parts = Transitions(
+            rollout.obs[:-1], rollout.actions, rollout.logprobs, rollout.values, advantages, returns
+        )
+        batch = jax.tree.map(lambda x: x.reshape(args.batch_size, *x.shape[2:]), parts)
+
+        def epoch(state: AgentState, key: jax.Array) -> tuple[AgentState, dict[str, jax.Array]]:
+            order = jax.random.permutation(key, args.batch_size)
+            minibatches = jax.tree.map(
+                lambda x: x[order].reshape(args.num_minibatches, -1, *x.shape[1:]), batch
+            )
+            return jax.lax.scan(learn, state, minibatches)
+
+        return jax.lax.scan(epoch, state, jax.random.split(key, args.update_epochs))
+
+    return update
+
+
+class Plan(NamedTuple):
+    """A run that has been checked and may begin."""
+
+    args: Args
+    run: RunId
+    spec: Task
+    agent: Agent
+    num_updates: int
+    checkpoint_every: int  # updates; 0 for no checkpoints
+
+
+@input_checks()
+def prepare(args: Args) -> Plan:
+    """Check everything that can be wrong with a run, and start jax; nothing is written yet.
+
+    Raises:
+      BadInput: with one line.
+      RecordError: if there is a record already and it may not be overwritten.
+    """
+    check_args(args)
+    if args.batch_size % args.num_minibatches:
+        raise BadInput(
+            f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
+            f"batch ({args.num_envs} environments x {args.num_steps} steps)"
+        )
+    if args.total_timesteps < args.batch_size:
+        raise BadInput(
+            f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
+        )
+    num_updates = args.total_timesteps // args.batch_size
+    checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
+    run = run_id(SYSTEM, args.env_id, args.seed, args.run, "one-device")
+    check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=microrts.check_env_id)
+    task = microrts.describe_task(args.env_id)
+    placement.start_jax(layout(args), portable=False)
+    return Plan(args, run, task, make_agent(task), num_updates, checkpoint_every)
+
+
+def layout(args: Args) -> placement.Hardware:
+    """Return the hardware settings of one thread and one device, in the terms of Cleanba's trainers."""
+    return placement.Hardware(
+        num_actor_threads=1,
+        platform=args.hardware.platform,
+        compilation_cache=args.hardware.compilation_cache,
+    )
+
+
+def pinned(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return what must be equal in a run and its repetition for the bits to be the same."""
+    return {
+        "hyperparameters": hyperparameters(plan.args),
+        "versions": versions(VERSIONS),
+        "hardware": placement.pinned_hardware(portable=False),
+    }
+
+
+def begin_log(plan: Plan) -> RunLog:
+    """Begin the record of a run."""
+    args = plan.args
+    info = run_info(
+        plan.run,
+        program=SYSTEM,
+        hyperparameters=pinned(plan)["hyperparameters"],
+        hardware=placement.describe_hardware(layout(args), num_processes=1),
+        packages=VERSIONS,
+    )
+    if records_actions(args):
+        info.num_actions = plan.spec.num_actions
+        info.autoreset = "same_step"
+    info.checkpoint_every = plan.checkpoint_every
+    return RunLog(
+        plan.run,
+        info,
+        total_steps=plan.num_updates * args.batch_size,
+        overwrite=args.run.overwrite,
+        progress="bar" if args.run.progress else None,
+        log_frequency=args.logging.log_frequency,
+    )
+
+
+def records_actions(args: Args) -> bool:
+    """Whether the recorded episodes are those of the rollouts, so that actions can be recorded for them."""
+    return args.strategy != "removed"
+
+
+class Actor:
+    """The environments, and the policy that acts in them."""
+
+    def __init__(self, plan: Plan, strategy: str, stream: int):
+        """Reset the environments.
+
+        Args:
+          plan: of the run.
+          strategy: of `make_act`.
+          stream: number of its random numbers.
+        """
+        self._args, self._task = plan.args, plan.spec
+        self._games = MicroRTS(plan.spec, plan.args.num_envs)
+        self._act = make_act(plan.agent, strategy)
+        self._key = jax.random.fold_in(jax.random.key(plan.args.seed), stream)
+        self._statistics = EpisodeStatistics(plan.args.num_envs, same_step=True)
+        self._invalid = np.zeros((plan.args.num_envs, 3), np.int64)  # of the episodes that go on
+        self._digest = GroupDigest()
+        self._obs = self._games.reset()
+        self._step = 0  # of every environment
+        self.invalid: list[tuple[int, ...]] = []  # of the episodes that ended in the last rollout
+
+    def collect(self, params: Any) -> tuple[Rollout, Replayed, dict[str, float]]:
+        """Collect a rollout: one policy, all of it.
+
+        Returns:
+          The rollout, what is recorded of it, and seconds by activity.
+        """
+        shape = (self._args.num_steps, self._args.num_envs)
+        obs = np.empty((shape[0] + 1, *self._obs.shape), np.uint8)
+        actions = np.empty((*shape, len(self._task.components)), np.int32)
+        invalid = np.empty((*shape, 3), np.int32)
+        dones = np.empty(shape, bool)
+        rewards, logprobs, values = (np.empty(shape, np.float32) for _ in range(3))
+        times = {"inference_time": 0.0, "env_time": 0.0}
+        for t in range(shape[0]):
+            obs[t] = self._obs
+            before = time.perf_counter()
+            step = np.int32(self._step + t)
+            actions[t], logprobs[t], values[t] = self._act(params, self._obs, self._key, step)
+            between = time.perf_counter()
+            self._obs, rewards[t], dones[t], invalid[t] = self._games.step(actions[t])
+            times["inference_time"] += between - before
+            times["env_time"] += time.perf_counter() - between
+        obs[-1] = self._obs
+        learned = rewards
+        if self._args.strategy == "penalty":
+            learned = rewards - np.float32(self._args.invalid_penalty) * invalid.sum(axis=-1)
+        rollout = Rollout(obs, actions, logprobs, values, learned, dones)
+        return rollout, self._finish(actions, rewards, dones, invalid), times
+
+    def replay(self, indices: np.ndarray) -> Replayed:
+        """Step the environments through the recorded actions [T, B] of a rollout."""
+        components = np.unravel_index(indices, self._task.components)
+        actions = np.stack(components, axis=-1).astype(np.int32)
+        steps = []
+        for action in actions:
+            steps.append(self._games.step(action))
+            self._obs = steps[-1].obs
+        rewards, dones, invalid = (
+            np.stack([getattr(step, name) for step in steps])
+            for name in ("rewards", "dones", "invalid")
+        )
+        return self._finish(actions, rewards, dones, invalid)
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._games.close()
+
+    def _finish(
+        self, actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray, invalid: np.ndarray
+    ) -> Replayed:
+        self._step += len(actions)
+        components = tuple(np.moveaxis(actions, -1, 0))
+        indices = np.ravel_multi_index(components, self._task.components).astype(np.int32)
+        digest = combine_digests([self._digest.update(indices, rewards, dones)])
+        episodes = self._statistics.count(rewards, dones)
+        self.invalid = self._count_invalid(invalid, episodes)
+        return Replayed(indices, digest, episodes)
+
+    def _count_invalid(self, invalid: np.ndarray, episodes: Sequence[Episode]) -> list[tuple]:
+        """Return the invalid actions of each episode that ended, by kind."""
+        before = np.zeros(self._args.num_envs, np.int64)
+        result = []
+        for episode in episodes:
+            i = episode.index
+            self._invalid[i] += invalid[before[i] : episode.t + 1, i].sum(axis=0)
+            result.append(tuple(self._invalid[i].tolist()))
+            self._invalid[i], before[i] = 0, episode.t + 1
+        for i, first in enumerate(before):
+            self._invalid[i] += invalid[first:, i].sum(axis=0)
+        return result
+
+
+class Learner:
+    """The parameters, and how they learn from a rollout."""
+
+    def __init__(self, plan: Plan):
+        """Begin with initial parameters."""
+        optimizer, self._learning_rate = make_optimizer(plan.args)
+        self._update = make_update(plan.agent, plan.args, optimizer)
+        key = jax.random.key(plan.args.seed)
+        self._key = jax.random.fold_in(key, 1)
+        init = jax.jit(plan.agent.init, static_argnums=1)
+        params = init(jax.random.fold_in(key, 0), plan.spec.obs_shape)
+        self.state = AgentState(params, optimizer.init(params))
+        self.updates = 0
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Make the next update, all epochs and minibatches; return the metrics of its last minibatch."""
+        learning_rate = self._learning_rate(self.updates)
+        self.updates += 1
+        key = jax.random.fold_in(self._key, self.updates)
+        self.state, metrics = self._update(self.state, rollout, key)
+        metrics = {name: float(value[-1, -1]) for name, value in jax.device_get(metrics).items()}
+        if not np.isfinite(metrics["loss"]):
+            raise FloatingPointError(f"the loss of update {self.updates} is {metrics['loss']}")
+        return metrics | {"learning_rate": learning_rate}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint holds."""
+        return trees.to_arrays(self.state._asdict())
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the state from what a checkpoint holds.
+
+        Raises:
+          RecordError: with one line, if it is that of another network.
+        """
+        self.state = AgentState(**jax.device_put(trees.from_arrays(arrays, self.state._asdict())))
+
+
+def train(plan: Plan, log: RunLog) -> AgentState:
+    """Train from initial parameters, and log it; return the final state."""
+    args = plan.args
+    shape = Shape(args.num_steps, args.num_envs, plan.spec.num_actions)
+    training = "masking" if args.strategy == "removed" else args.strategy
+    actor, learner = Actor(plan, training, stream=2), Learner(plan)
+    evaluator = Actor(plan, "removed", stream=3) if args.strategy == "removed" else None
+    started, last = time.perf_counter(), 0.0
+    for number in range(1, plan.num_updates + 1):
+        begin = time.perf_counter()
+        rollout, played, times = actor.collect(learner.state.params)
+        collected = time.perf_counter()
+        metrics = learner.learn(rollout)
+        now = time.perf_counter()
+        counted, invalid = played, actor.invalid
+        if evaluator is not None:
+            _, counted, _ = evaluator.collect(learner.state.params)
+            invalid = evaluator.invalid
+
+        # The record.
+        first_step = (number - 1) * args.batch_size
+        wall_time = round(collected - started, 4)
+        episodes = [
+            record.Episode(
+                step=first_step + (e.t + 1) * args.num_envs,
+                wall_time=wall_time,
+                env_index=e.index,
+                episode_return=e.episode_return,
+                length=e.length,
+                invalid_actions=by_kind,
+            )
+            for e, by_kind in zip(counted.episodes, invalid, strict=True)
+        ]
+        collected_here = record.Rollout(
+            actor=0,
+            group=None,
+            rollout=number,
+            steps=args.batch_size,
+            wall_time=wall_time,
+            version_first=number,
+            version_last=number,
+            versions=[(number, args.batch_size)],
+            learner_version=number,
+        )
+        marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
+        saves = plan.checkpoint_every and number % plan.checkpoint_every == 0
+        saved = learner.arrays() if saves else None
+        made = record.Update(
+            version=number + 1,
+            step=first_step + args.batch_size,
+            wall_time=round(now - started, 4),
+            update_seconds=round(now - started - last, 6),
+            **metrics,
+            # There are no queues: rollout and update take turns.
+            rollout_queue_get_time=0.0,
+            params_queue_get_time=0.0,
+            rollout_queue_put_time=0.0,
+            rollout_time=round(collected - begin, 6),
+            **{name: round(seconds, 6) for name, seconds in times.items()},
+            training_time=round(now - collected, 6),
+            fingerprint=record.fingerprint(learner.state.params) if marked else None,
+            checkpoint=UNSET if saved is None else record.fingerprint(saved),
+        )
+        if records_actions(args):
+            log.record.write_actions(pack(Frame(played.actions, played.digest), shape))
+        log.write(made, [collected_here], episodes)
+        if saved is not None:
+            checkpoints.save(
+                plan.run.directory,
+                saved,
+                update=number,
+                wall_time=now - started,
+                sizes=log.sizes(),
+                digests=[played.digest.hex()],
+                pinned=pinned(plan),
+                keep=args.checkpoints.keep_checkpoints,
+            )
+        last = now - started
+    actor.close()
+    if evaluator is not None:
+        evaluator.close()
+    return learner.state
+
+
+class Repetition:
+    """The training of a recorded run, from its beginning; see `cleanba.audit.segments.Repetition`."""
+
+    def __init__(self, plan: Plan):
+        """Make the environments and the initial parameters."""
+        self._actor = Actor(plan, plan.args.strategy, stream=2)
+        self._learner = Learner(plan)
+
+    def replay(self, actions: np.ndarray) -> Replayed:
+        """Step the environments through recorded actions [T, B]."""
+        self._learner.updates += 1
+        return self._actor.replay(actions)
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the learner's state from a checkpoint after the updates so far."""
+        self._learner.restore(arrays)
+
+    def update(self) -> Repeated:
+        """Collect a rollout, and learn from it."""
+        rollout, played, _ = self._actor.collect(self._learner.state.params)
+        return Repeated(played, self._learner.learn(rollout))
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the parameters."""
+        return record.fingerprint(self._learner.state.params)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint after the last update holds."""
+        return self._learner.arrays()
+
+    def close(self) -> None:
+        """Free the environments."""
+        self._actor.close()
+
+
+def repeat(run: record.Run) -> Repetition:
+    """Prepare to make the updates of a record again.
+
+    Raises:
+      NotRepeatable: with one line, if this machine or version cannot compute its bits.
+      Mismatch: if the environment has another number of actions than the record.
+    """
+    if run.info.hyperparameters.get("strategy") == "removed":
+        raise NotRepeatable("its episodes are not those that it learned from")
+    hardware = Hardware(platform=platform_of(run))
+    return Repetition(prepare_again(run, Args, prepare, pinned, hardware=hardware))
+
+
+def main(args: Args) -> None:
+    """Check the arguments, train, and record it."""
+    plan = prepare(args)
+    with begin_log(plan) as log:
+        train(plan, log)
+        log.note_hardware(placement.saved_by_cache())
+
+
+if __name__ == "__main__":
+    run_command_line(Args, main, "PPO on µRTS, with masks of invalid actions.")
