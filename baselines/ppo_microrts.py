@@ -60,7 +60,7 @@ from cleanba.run.options import (
     run_id,
 )
 
-SYSTEM = "ppo_microrts"
+PROGRAM = "ppo_microrts"
 MASKED = -1e8  # logit of a masked action
 VERSIONS = (*PACKAGES, "gym-microrts", "JPype1")
 
@@ -416,11 +416,17 @@ def prepare(args: Args) -> Plan:
         )
     num_updates = args.total_timesteps // args.batch_size
     checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
-    run = run_id(SYSTEM, args.env_id, args.seed, args.run, "one-device")
+    run = run_id(system_name(args), args.env_id, args.seed, args.run, "one-device")
     check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=microrts.check_env_id)
     task = microrts.describe_task(args.env_id)
     placement.start_jax(layout(args), portable=False)
     return Plan(args, run, task, make_agent(task), num_updates, checkpoint_every)
+
+
+def system_name(args: Args) -> str:
+    """Return the name of the system that a command line describes, such as `ppo_microrts_penalty-0.01`."""
+    suffix = f"-{args.invalid_penalty:g}" if args.strategy == "penalty" else ""
+    return f"{PROGRAM}_{args.strategy}{suffix}"
 
 
 def layout(args: Args) -> placement.Hardware:
@@ -446,7 +452,7 @@ def begin_log(plan: Plan) -> RunLog:
     args = plan.args
     info = run_info(
         plan.run,
-        program=SYSTEM,
+        program=PROGRAM,
         hyperparameters=pinned(plan)["hyperparameters"],
         hardware=placement.describe_hardware(layout(args), num_processes=1),
         packages=VERSIONS,
@@ -490,7 +496,7 @@ class Actor:
         self._digest = GroupDigest()
         self._obs = self._games.reset()
         self._step = 0  # of every environment
-        self.invalid: list[tuple[int, ...]] = []  # of the episodes that ended in the last rollout
+        self.invalid: list[dict[str, int]] = []  # of the episodes that ended in the last rollout
 
     def collect(self, params: Any) -> tuple[Rollout, Replayed, dict[str, float]]:
         """Collect a rollout: one policy, all of it.
@@ -550,14 +556,17 @@ class Actor:
         self.invalid = self._count_invalid(invalid, episodes)
         return Replayed(indices, digest, episodes)
 
-    def _count_invalid(self, invalid: np.ndarray, episodes: Sequence[Episode]) -> list[tuple]:
-        """Return the invalid actions of each episode that ended, by kind."""
+    def _count_invalid(
+        self, invalid: np.ndarray, episodes: Sequence[Episode]
+    ) -> list[dict[str, int]]:
+        """Return the invalid actions of each episode that ended, by field of the record."""
         before = np.zeros(self._args.num_envs, np.int64)
         result = []
         for episode in episodes:
             i = episode.index
             self._invalid[i] += invalid[before[i] : episode.t + 1, i].sum(axis=0)
-            result.append(tuple(self._invalid[i].tolist()))
+            counts = dict(zip(microrts.INVALID, self._invalid[i].tolist(), strict=True))
+            result.append({f"invalid_{kind}": count for kind, count in counts.items()})
             self._invalid[i], before[i] = 0, episode.t + 1
         for i, first in enumerate(before):
             self._invalid[i] += invalid[first:, i].sum(axis=0)
@@ -631,7 +640,7 @@ def train(plan: Plan, log: RunLog) -> AgentState:
                 env_index=e.index,
                 episode_return=e.episode_return,
                 length=e.length,
-                invalid_actions=by_kind,
+                **by_kind,
             )
             for e, by_kind in zip(counted.episodes, invalid, strict=True)
         ]

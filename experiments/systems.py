@@ -111,6 +111,16 @@ SYSTEMS = {
     "moolib": System("baselines/moolib_atari/__main__.py", flags=_MOOLIB),
     "cleanrl_ppo": System("baselines/cleanrl_ppo.py", flags=_CLEANRL),
     **{
+        f"ppo_microrts_{name}": System("baselines/ppo_microrts.py", flags=_CLEANRL, fixed=fixed)
+        for name, fixed in {
+            **{strategy: {"strategy": strategy} for strategy in ("masking", "naive", "removed")},
+            **{
+                f"penalty-{penalty:g}": {"strategy": "penalty", "invalid_penalty": penalty}
+                for penalty in (0.0, 0.01, 0.1, 1.0)
+            },
+        }.items()
+    },
+    **{
         f"hts_rl_{algorithm}{suffix}": System(
             "baselines/hts_rl.py",
             flags=_HTS,

@@ -1,4 +1,4 @@
-"""Tables of the Cleanba paper, its README, and HTS-RL's paper: `python -m reports.paper_tables table1`.
+"""Tables of the papers and of Cleanba's README: `python -m reports.paper_tables table1`.
 
 Tables are made from run records; the README's run times also without records (`--source published`).
 
@@ -6,6 +6,8 @@ Table 1: which policy produced which data, and which data trained which policy, 
 both architectures, according to the records.
 
 Run times: the duration of a run on the README's 14 hardware settings, beside the README's values.
+
+Invalid action masking: table 2 of its paper, with the paper's values.
 
 HTS-RL's table 3 is left out: it needs up to three agents in one game, which EnvPool's football does not have.
 """
@@ -22,6 +24,7 @@ import pandas as pd
 import tyro
 
 from analysis import fingerprints, scaling
+from analysis.invalid_actions import masking_metrics
 from analysis.output import bad_input
 from analysis.scores import hts_metrics
 from analysis.tables import InputError, Tables
@@ -261,6 +264,54 @@ def speeds_and_scores(tables: Tables) -> list[str]:
     return lines
 
 
+# Return, invalid actions (null, busy, owner), shares of the steps until solved and until the first reward.
+MASKING_PAPER = {
+    ("penalty-1", "4x4"): "0.00 | 0.00 / 0.00 / 0.00 | – | 0.53%",
+    ("penalty-0.1", "4x4"): "30.00 | 0.02 / 0.00 / 0.00 | 50.94% | 0.52%",
+    ("penalty-0.01", "4x4"): "40.00 | 0.02 / 0.00 / 0.00 | 14.32% | 0.51%",
+    ("penalty-0", "4x4"): "30.25 | 2.17 / 0.22 / 2.70 | 36.00% | 0.60%",
+    ("penalty-1", "10x10"): "0.00 | 0.00 / 0.00 / 0.00 | – | 3.43%",
+    ("penalty-0.1", "10x10"): "0.00 | 0.00 / 0.00 / 0.00 | – | 2.18%",
+    ("penalty-0.01", "10x10"): "0.50 | 0.00 / 0.00 / 0.00 | – | 1.57%",
+    ("penalty-0", "10x10"): "0.25 | 90.10 / 0.00 / 102.95 | – | 3.41%",
+    ("masking", "4x4"): "40.00 | – | 8.67% | 0.07%",
+    ("masking", "10x10"): "40.00 | – | 11.13% | 0.05%",
+    ("removed", "4x4"): "33.53 | 63.57 / 0.00 / 17.57 | 76.42% | –",
+    ("removed", "10x10"): "25.93 | 128.76 / 0.00 / 7.75 | 94.15% | –",
+    ("naive", "4x4"): "59.61 | – | 11.74% | 0.07%",
+    ("naive", "10x10"): "40.00 | – | 13.97% | 0.05%",
+}
+
+
+def masking_table2(tables: Tables) -> list[str]:
+    """Return table 2 of the paper on invalid action masking: means over seeds, the paper's values below."""
+    metrics = masking_metrics(tables)
+    lines = [
+        "| strategy | map | seeds | return | null / busy / owner | solved at | first reward at |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    groups = {name: group for name, group in metrics.groupby(["system", "env_id"], observed=True)}
+    for (strategy, size), published in MASKING_PAPER.items():
+        group = groups.get((f"ppo_microrts_{strategy}", f"MicrortsMining{size}F9-v0"))
+        if group is None:
+            continue
+        kinds = " / ".join(f"{group[kind].mean():.2f}" for kind in ("null", "busy", "owner"))
+        shares = [_mean_of_finite(group[name]) for name in ("solve", "first")]
+        cells = [strategy, size, str(len(group)), f"{group['return'].mean():.2f}", kinds, *shares]
+        lines += ["| " + " | ".join(cells) + " |", f"| – the paper | {size} | 4 | {published} |"]
+    return lines
+
+
+def _mean_of_finite(shares: pd.Series) -> str:
+    """Return the mean share of the runs that got there, and how many they are if not all."""
+    there = shares[shares < math.inf]
+    if there.empty:
+        return "–"
+    return f"{there.mean():.2%}" + (
+        f" ({len(there)} of {len(shares)})" if len(there) < len(shares) else ""
+    )
+
+
 class Table(NamedTuple):
     """A table that can be made.
 
@@ -293,6 +344,9 @@ TABLES = {
     "hts_table4": Table("Table 4 of HTS-RL: number of actors", "hts_actors", speeds_and_scores),
     "hts_table5": Table(
         "Table 5 of HTS-RL: synchronisation interval", "hts_intervals", speeds_and_scores
+    ),
+    "masking_table2": Table(
+        "Table 2 of invalid action masking: four strategies", "masking", masking_table2
     ),
 }
 

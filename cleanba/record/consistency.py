@@ -34,6 +34,9 @@ OWN_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "hts_rl_a2c-sync": ("hts_rl", {"algorithm": "a2c", "schedule": "synchronous"}),
     "hts_rl_ppo": ("hts_rl", {"algorithm": "ppo", "schedule": "hts"}),
     "hts_rl_ppo-sync": ("hts_rl", {"algorithm": "ppo", "schedule": "synchronous"}),
+    "ppo_microrts_masking": ("ppo_microrts", {"strategy": "masking"}),
+    "ppo_microrts_naive": ("ppo_microrts", {"strategy": "naive"}),
+    "ppo_microrts_removed": ("ppo_microrts", {"strategy": "removed"}),
     "monobeast": ("monobeast_study", {}),
     "moolib": ("moolib_atari", {}),
 }

@@ -86,7 +86,9 @@ class Episode(Struct, kw_only=True, gc=False, rename={"episode_return": "return"
     env_index: Count
     episode_return: Number
     length: Count
-    invalid_actions: tuple[Count, Count, Count] | UnsetType = UNSET
+    invalid_null: Count | UnsetType = UNSET
+    invalid_busy: Count | UnsetType = UNSET
+    invalid_owner: Count | UnsetType = UNSET
 
 
 class Rollout(Struct, kw_only=True, gc=False):

@@ -74,6 +74,8 @@ def write_run(
         revision="0123456789" * 4,
         command=list(command),
     )
+    invalid = {"invalid_null": 3, "invalid_busy": 1, "invalid_owner": 0}
+    invalid = invalid if system.startswith("ppo_microrts") else {}
     writer = record.RunWriter(folder, info, overwrite=overwrite)
     compile_time, seconds = 1.5, batch / sps
     for update in range(1, updates + 1):
@@ -89,6 +91,7 @@ def write_run(
                 env_index=index,
                 episode_return=float(mean + noise[index]),
                 length=40,
+                **invalid,
             )
             for index in range(4)
         ]
