@@ -35,7 +35,7 @@ FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESE
 .DEFAULT_GOAL := help
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
 FIGURES += hts_fig4 hts_fig4_left hts_fig4_right hts_fig5a hts_fig5b
-TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5 masking_table2
+TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5 masking_table2 guidance_table1
 .PHONY: help setup quickstart study report reports site publish-results publish audit $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
 
 help: ## list the targets
@@ -99,6 +99,7 @@ hts_fig4: ## draw a figure of HTS-RL's paper (hts_fig4, hts_fig4_left, hts_fig4_
 table1: ## table 1 of the paper, from records: which policy collected which data [PRESET=cpu]
 runtimes: ## run times of the layouts in Cleanba's README, beside the README's own [PRESET=cpu] [SOURCE=published]
 hts_table2: ## tables 1, 2, 4 and 5 of HTS-RL's paper (hts_table1, ...) [PRESET=cpu]
+guidance_table1: ## table 1 of the paper on action guidance, with the paper's values
 masking_table2: ## table 2 of the paper on invalid action masking, with the paper's values
 $(TABLES): .venv/installed
 	$(BIN)/python -m reports.paper_tables $@ --runs $(call quoted,$(RUNS)) --out $(call quoted,$(OUT)) $(PRESET_FLAG) --source $(call quoted,$(SOURCE))

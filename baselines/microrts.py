@@ -1,30 +1,53 @@
-"""The harvesting tasks of µRTS, as the paper on invalid action masking has them.
+"""Tasks of the real-time strategy game µRTS, as two papers have them.
 
-"A Closer Look at Invalid Action Masking in Policy Gradient Algorithms" (https://arxiv.org/abs/2006.14171)
-trained on gym-microrts of April 2020, which is in no registry. This module builds the same tasks on the game
-of gym-microrts 0.4.3 (`make setup MICRORTS=1`; it needs Java): one action per step for one unit, of eight
-components, and nine ticks without an action after it. docs/differences.md lists what differs.
+Harvesting is the task of "A Closer Look at Invalid Action Masking in Policy Gradient Algorithms"
+(https://arxiv.org/abs/2006.14171); attacking, producing and winning are those of "Action Guidance"
+(https://arxiv.org/abs/2010.03956). The papers' versions of gym-microrts are in no registry. This module
+builds the same tasks on the game of gym-microrts 0.4.3 (`make setup MICRORTS=1`; it needs Java): one action
+per step for one unit, of eight components, and nine ticks without an action after it. docs/differences.md
+lists what differs.
 
-Player 1 has a base and a worker, its opponent does nothing. A reward of 1 is given when a worker harvests a
-resource, and another when it returns it. An episode ends after 200 steps, or when no resource is left.
+Each player has a base and a worker at first. The opponent does nothing, or acts at random.
 """
 
 import functools
 import importlib.util
 import shutil
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cleanba.run.command_line import BadInput
 
-MAPS = {
-    "MicrortsMining4x4F9-v0": "maps/4x4/basesWorkers4x4.xml",
-    "MicrortsMining10x10F9-v0": "maps/10x10/basesWorkers10x10.xml",
-    "MicrortsMining16x16F9-v0": "maps/16x16/basesWorkers16x16.xml",
+
+class Scenario(NamedTuple):
+    """A task: where it is played, for how long, against whom, for which rewards."""
+
+    map_path: str
+    episode_steps: int  # at most; an episode ends earlier if the first reward function says so
+    rewards: tuple[str, ...]  # the game's reward functions
+    opponent: Literal["PassiveAI", "RandomBiasedAI"] = "PassiveAI"
+
+
+# Ends when no resource is left: 1 for each that a worker harvests, and for each that it returns.
+HARVESTING = ("ResourceGather",)
+# Ends with the game. The match counts 1 or -1, the last one by how much the unit nearest to the enemy's base
+# came nearer to it, and the others count events.
+REWARDS = (
+    "WinLoss", "ResourceGather", "ProduceWorker", "ProduceBuilding", "Attack", "ProduceCombatUnit",
+    "CloserToEnemyBase",
+)  # fmt: skip
+_10X10 = "maps/10x10/basesWorkers10x10.xml"
+SCENARIOS = {
+    "MicrortsMining4x4F9-v0": Scenario("maps/4x4/basesWorkers4x4.xml", 200, HARVESTING),
+    "MicrortsMining10x10F9-v0": Scenario(_10X10, 200, HARVESTING),
+    "MicrortsMining16x16F9-v0": Scenario("maps/16x16/basesWorkers16x16.xml", 200, HARVESTING),
+    "MicrortsAttackHRL-v1": Scenario(_10X10, 200, REWARDS),
+    "MicrortsProduceCombatUnitHRL-v1": Scenario(_10X10, 400, REWARDS),
+    "MicrortsRandomEnemyHRL3-v1": Scenario(_10X10, 600, REWARDS, "RandomBiasedAI"),
 }
-EPISODE_STEPS = 200
 TICKS_PER_STEP = 10  # one with the action, nine without
 UNIT_TYPES = 7
 PLANES = (5, 5, 3, UNIT_TYPES + 1, 6)  # hit points, resources, owner, unit type, current action
@@ -46,6 +69,11 @@ class Task(NamedTuple):
     env_id: str
     height: int
     width: int
+
+    @property
+    def scenario(self) -> Scenario:
+        """The task itself."""
+        return SCENARIOS[self.env_id]
 
     @property
     def cells(self) -> int:
@@ -76,19 +104,19 @@ class Step(NamedTuple):
     """The result of one action in each of B environments; an ended episode has been reset."""
 
     obs: np.ndarray  # uint8 [B, 5, height, width]
-    rewards: np.ndarray  # float32 [B]
+    rewards: np.ndarray  # float32 [B, R], of each reward function
     dones: np.ndarray  # bool [B]
     invalid: np.ndarray  # int32 [B, 3], see `invalid_counts`
 
 
-def check_env_id(env_id: str) -> None:
-    """Refuse a task that is unknown.
+def check_env_id(env_id: str, choices: Collection[str] = SCENARIOS) -> None:
+    """Refuse a task that is unknown, or that a program does not have.
 
     Raises:
       ValueError: with one line.
     """
-    if env_id not in MAPS:
-        raise ValueError(f"--env-id {env_id}: choose from {', '.join(MAPS)}")
+    if env_id not in choices:
+        raise ValueError(f"--env-id {env_id}: choose from {', '.join(choices)}")
 
 
 def game_folder() -> Path:
@@ -129,14 +157,14 @@ def describe_task(env_id: str) -> Task:
     from xml.etree import ElementTree
 
     check_env_id(env_id)
-    root = ElementTree.parse(game_folder() / MAPS[env_id]).getroot()
+    root = ElementTree.parse(game_folder() / SCENARIOS[env_id].map_path).getroot()
     return Task(env_id, int(root.get("height")), int(root.get("width")))
 
 
 class MicroRTS:
     """B games, stepped together, each with the same task and its own actions.
 
-    A game is deterministic: its trajectory depends on its actions alone.
+    Against a passive opponent, a trajectory depends on its actions alone.
     """
 
     def __init__(self, task: Task, num_envs: int):
@@ -145,15 +173,18 @@ class MicroRTS:
         self._array, self._int = jpype.JArray, jpype.JInt
         self.task, self.num_envs = task, num_envs
         types = jpype.JClass("rts.units.UnitTypeTable")()
-        reward = jpype.JClass("ai.rewardfunction.ResourceGatherRewardFunction")
-        passive = jpype.JClass("ai.PassiveAI")
+        scenario = task.scenario
+        rewards = [
+            jpype.JClass(f"ai.rewardfunction.{name}RewardFunction")() for name in scenario.rewards
+        ]
+        opponent = jpype.JClass(f"ai.{scenario.opponent}")
         client = jpype.JClass("tests.JNIGridnetVecClient")
-        rewards = self._array(jpype.JClass("ai.rewardfunction.RewardFunctionInterface"))([reward()])
-        opponents = self._array(jpype.JClass("ai.core.AI"))(
-            [passive(types) for _ in range(num_envs)]
-        )
         self._games = client(
-            0, num_envs, _NO_LIMIT, rewards, str(game_folder()), MAPS[task.env_id], opponents, types, False
+            0, num_envs, _NO_LIMIT,
+            self._array(jpype.JClass("ai.rewardfunction.RewardFunctionInterface"))(rewards),
+            str(game_folder()), scenario.map_path,
+            self._array(jpype.JClass("ai.core.AI"))([opponent(types) for _ in range(num_envs)]),
+            types, False,
         )  # fmt: skip
         self._players = self._array(self._int)([0] * num_envs)
         nothing = self._array(self._int, 2)(0)
@@ -176,16 +207,18 @@ class MicroRTS:
         invalid = invalid_counts(self._obs, actions)
         orders = game_actions(actions, self.task.width)[:, None]
         response = self._games.gameStep(self._array.of(np.ascontiguousarray(orders)), self._players)
-        rewards = np.zeros(self.num_envs, np.float32)
+        rewards = np.zeros((self.num_envs, len(self.task.scenario.rewards)), np.float32)
         ended = np.zeros(self.num_envs, bool)
         for tick in range(TICKS_PER_STEP):
             if tick:
                 response = self._games.gameStep(self._no_actions, self._players)
             # What a game gives after its end is part of no episode.
-            rewards += np.where(ended, 0, np.array(response.reward, np.float32)[:, 0])
+            # A player without units is reported at a distance of 2e9 from the enemy's base.
+            earned = np.array(response.reward, np.float32).clip(-1, 1)
+            rewards[~ended] += earned[~ended]
             ended |= np.array(response.done, bool)[:, 0]
         self._lengths += 1
-        dones = ended | (self._lengths >= EPISODE_STEPS)
+        dones = ended | (self._lengths >= self.task.scenario.episode_steps)
         obs = np.array(response.observation, np.uint8)
         for index in np.flatnonzero(dones):
             obs[index] = np.array(self._games.clients[index].reset(0).observation, np.uint8)

@@ -18,6 +18,7 @@ docs/differences.md compares it with the paper's code.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -29,15 +30,15 @@ from flax.linen.initializers import orthogonal
 from msgspec import UNSET
 
 from baselines import microrts
-from baselines.microrts import PLANES, MicroRTS, Task
+from baselines.microrts import HARVESTING, PLANES, SCENARIOS, Task
+from baselines.microrts_rollouts import Act, Actor, Rollout, episode_rows
 from cleanba import record, trees
 from cleanba.audit.preparation import platform_of, prepare_again
 from cleanba.audit.segments import NotRepeatable, Repeated, Replayed
-from cleanba.environments import Episode, EpisodeStatistics
 from cleanba.exact import placement
 from cleanba.preparation import PACKAGES
 from cleanba.record import checkpoints
-from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
+from cleanba.record.actions import Frame, Shape, pack
 from cleanba.run.arguments import (
     Count,
     Hyper,
@@ -62,6 +63,7 @@ from cleanba.run.options import (
 
 PROGRAM = "ppo_microrts"
 MASKED = -1e8  # logit of a masked action
+TASKS = [name for name, scenario in SCENARIOS.items() if scenario.rewards == HARVESTING]
 VERSIONS = (*PACKAGES, "gym-microrts", "JPype1")
 
 
@@ -131,17 +133,6 @@ class Masks(NamedTuple):
 
     source: Any  # bool [..., cells]
     target: Any  # bool [..., cells]
-
-
-class Rollout(NamedTuple):
-    """T steps of B environments, all with one policy; `dones[t]` says that `actions[t]` ended an episode."""
-
-    obs: Any  # uint8 [T + 1, B, 5, height, width]
-    actions: Any  # int32 [T, B, 8]
-    logprobs: Any  # [T, B]
-    values: Any  # [T, B]
-    rewards: Any  # float32 [T, B], with penalties
-    dones: Any  # bool [T, B]
 
 
 class Transitions(NamedTuple):
@@ -235,6 +226,13 @@ def masks_of(obs: jax.Array) -> Masks:
     return Masks(microrts.source_mask(obs), microrts.target_mask(obs))
 
 
+def sample(logits: Sequence[jax.Array], key: jax.Array) -> jax.Array:
+    """Sample actions [B, 8] from the logits of their components [B, size]."""
+    keys = jax.random.split(key, len(logits))
+    drawn = [jax.random.categorical(k, x) for k, x in zip(keys, logits, strict=True)]
+    return jnp.stack(drawn, axis=-1).astype(jnp.int32)
+
+
 def log_probability(log_policies: Sequence[jax.Array], actions: jax.Array) -> jax.Array:
     """Return the log-probabilities [B] of actions [B, 8], from those of their components [B, size]."""
     chosen = [
@@ -249,30 +247,37 @@ def entropy(log_policies: Sequence[jax.Array]) -> jax.Array:
     return sum(-(jnp.exp(x) * x).sum(axis=-1) for x in log_policies)
 
 
-def gae(args: Args, rollout: Rollout, last_value: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gae(
+    rewards: jax.Array,
+    discounts: jax.Array,
+    values: jax.Array,
+    last_value: jax.Array,
+    gae_lambda: float,
+) -> tuple[jax.Array, jax.Array]:
     """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
 
     Args:
-      args: hyperparameters.
-      rollout: T steps of B environments.
-      last_value: bootstrap value of the last observations [B].
+      rewards: that followed the actions [T, B].
+      discounts: of what comes after them, 0 where they ended an episode [T, B].
+      values: of the observations that led to them [T, B].
+      last_value: of the last observations [B].
+      gae_lambda: mixing parameter.
 
     Returns:
       Advantages and returns [T, B].
     """
-    v_t = jnp.concatenate([rollout.values[1:], last_value[None]])
-    discounts = args.gamma * (1.0 - rollout.dones)
-    deltas = rollout.rewards + discounts * v_t - rollout.values
+    v_t = jnp.concatenate([values[1:], last_value[None]])
+    deltas = rewards + discounts * v_t - values
 
     def step(advantage: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         delta, discount = xs
-        advantage = delta + discount * args.gae_lambda * advantage
+        advantage = delta + discount * gae_lambda * advantage
         return advantage, advantage
 
     _, advantages = jax.lax.scan(
         step, jnp.zeros_like(last_value), (deltas, discounts), reverse=True
     )
-    return advantages, advantages + rollout.values
+    return advantages, advantages + values
 
 
 def ppo_loss(
@@ -323,24 +328,21 @@ def make_optimizer(args: Args) -> tuple[optax.GradientTransformation, Callable]:
     return optax.multi_transform({"policy": each, "value": each}, names), learning_rate
 
 
-def make_act(agent: Agent, strategy: str) -> Callable:
-    """Return the compiled policy: (params, obs, key, step) to actions [B, 8], log-probabilities, values.
+def make_act(agent: Agent, strategy: str, key: jax.Array) -> Act:
+    """Return the compiled policy.
 
     Args:
       agent: policy and value function.
       strategy: "masking" and "naive" mask the actions that are sampled; the log-probabilities of "naive" are
         those without a mask.
+      key: of its random numbers.
     """
 
     @jax.jit
-    def act(
-        params: Any, obs: jax.Array, key: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def act(params: Any, obs: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = agent.logits(params, obs)
         sampled = masked(logits, masks_of(obs)) if strategy in ("masking", "naive") else logits
-        keys = jax.random.split(jax.random.fold_in(key, step), len(sampled))
-        drawn = [jax.random.categorical(k, x) for k, x in zip(keys, sampled, strict=True)]
-        actions = jnp.stack(drawn, axis=-1).astype(jnp.int32)
+        actions = sample(sampled, jax.random.fold_in(key, step))
         judged = sampled if strategy == "masking" else logits
         log_policies = [jax.nn.log_softmax(x) for x in judged]
         return actions, log_probability(log_policies, actions), agent.values(params, obs)
@@ -365,7 +367,12 @@ def make_update(agent: Agent, args: Args, optimizer: optax.GradientTransformatio
     def update(
         state: AgentState, rollout: Rollout, key: jax.Array
     ) -> tuple[AgentState, dict[str, jax.Array]]:
-        advantages, returns = gae(args, rollout, agent.values(state.params, rollout.obs[-1]))
+        rewards = rollout.rewards[..., 0]
+        if args.strategy == "penalty":
+            rewards -= args.invalid_penalty * rollout.invalid.sum(axis=-1)
+        last_value = agent.values(state.params, rollout.obs[-1])
+        discounts = args.gamma * (1.0 - rollout.dones)
+        advantages, returns = gae(rewards, discounts, rollout.values, last_value, args.gae_lambda)
         if args.norm_adv:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-10)
         parts = Transitions(
@@ -417,7 +424,8 @@ def prepare(args: Args) -> Plan:
     num_updates = args.total_timesteps // args.batch_size
     checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
     run = run_id(system_name(args), args.env_id, args.seed, args.run, "one-device")
-    check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=microrts.check_env_id)
+    check_env_id = partial(microrts.check_env_id, choices=TASKS)
+    check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=check_env_id)
     task = microrts.describe_task(args.env_id)
     placement.start_jax(layout(args), portable=False)
     return Plan(args, run, task, make_agent(task), num_updates, checkpoint_every)
@@ -476,101 +484,12 @@ def records_actions(args: Args) -> bool:
     return args.strategy != "removed"
 
 
-class Actor:
-    """The environments, and the policy that acts in them."""
-
-    def __init__(self, plan: Plan, strategy: str, stream: int):
-        """Reset the environments.
-
-        Args:
-          plan: of the run.
-          strategy: of `make_act`.
-          stream: number of its random numbers.
-        """
-        self._args, self._task = plan.args, plan.spec
-        self._games = MicroRTS(plan.spec, plan.args.num_envs)
-        self._act = make_act(plan.agent, strategy)
-        self._key = jax.random.fold_in(jax.random.key(plan.args.seed), stream)
-        self._statistics = EpisodeStatistics(plan.args.num_envs, same_step=True)
-        self._invalid = np.zeros((plan.args.num_envs, 3), np.int64)  # of the episodes that go on
-        self._digest = GroupDigest()
-        self._obs = self._games.reset()
-        self._step = 0  # of every environment
-        self.invalid: list[dict[str, int]] = []  # of the episodes that ended in the last rollout
-
-    def collect(self, params: Any) -> tuple[Rollout, Replayed, dict[str, float]]:
-        """Collect a rollout: one policy, all of it.
-
-        Returns:
-          The rollout, what is recorded of it, and seconds by activity.
-        """
-        shape = (self._args.num_steps, self._args.num_envs)
-        obs = np.empty((shape[0] + 1, *self._obs.shape), np.uint8)
-        actions = np.empty((*shape, len(self._task.components)), np.int32)
-        invalid = np.empty((*shape, 3), np.int32)
-        dones = np.empty(shape, bool)
-        rewards, logprobs, values = (np.empty(shape, np.float32) for _ in range(3))
-        times = {"inference_time": 0.0, "env_time": 0.0}
-        for t in range(shape[0]):
-            obs[t] = self._obs
-            before = time.perf_counter()
-            step = np.int32(self._step + t)
-            actions[t], logprobs[t], values[t] = self._act(params, self._obs, self._key, step)
-            between = time.perf_counter()
-            self._obs, rewards[t], dones[t], invalid[t] = self._games.step(actions[t])
-            times["inference_time"] += between - before
-            times["env_time"] += time.perf_counter() - between
-        obs[-1] = self._obs
-        learned = rewards
-        if self._args.strategy == "penalty":
-            learned = rewards - np.float32(self._args.invalid_penalty) * invalid.sum(axis=-1)
-        rollout = Rollout(obs, actions, logprobs, values, learned, dones)
-        return rollout, self._finish(actions, rewards, dones, invalid), times
-
-    def replay(self, indices: np.ndarray) -> Replayed:
-        """Step the environments through the recorded actions [T, B] of a rollout."""
-        components = np.unravel_index(indices, self._task.components)
-        actions = np.stack(components, axis=-1).astype(np.int32)
-        steps = []
-        for action in actions:
-            steps.append(self._games.step(action))
-            self._obs = steps[-1].obs
-        rewards, dones, invalid = (
-            np.stack([getattr(step, name) for step in steps])
-            for name in ("rewards", "dones", "invalid")
-        )
-        return self._finish(actions, rewards, dones, invalid)
-
-    def close(self) -> None:
-        """Free the environments."""
-        self._games.close()
-
-    def _finish(
-        self, actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray, invalid: np.ndarray
-    ) -> Replayed:
-        self._step += len(actions)
-        components = tuple(np.moveaxis(actions, -1, 0))
-        indices = np.ravel_multi_index(components, self._task.components).astype(np.int32)
-        digest = combine_digests([self._digest.update(indices, rewards, dones)])
-        episodes = self._statistics.count(rewards, dones)
-        self.invalid = self._count_invalid(invalid, episodes)
-        return Replayed(indices, digest, episodes)
-
-    def _count_invalid(
-        self, invalid: np.ndarray, episodes: Sequence[Episode]
-    ) -> list[dict[str, int]]:
-        """Return the invalid actions of each episode that ended, by field of the record."""
-        before = np.zeros(self._args.num_envs, np.int64)
-        result = []
-        for episode in episodes:
-            i = episode.index
-            self._invalid[i] += invalid[before[i] : episode.t + 1, i].sum(axis=0)
-            counts = dict(zip(microrts.INVALID, self._invalid[i].tolist(), strict=True))
-            result.append({f"invalid_{kind}": count for kind, count in counts.items()})
-            self._invalid[i], before[i] = 0, episode.t + 1
-        for i, first in enumerate(before):
-            self._invalid[i] += invalid[first:, i].sum(axis=0)
-        return result
+def make_actor(plan: Plan, strategy: str, stream: int) -> Actor:
+    """Make the environments, with the policy of a strategy (see `make_act`) and random numbers of its own."""
+    args = plan.args
+    key = jax.random.fold_in(jax.random.key(args.seed), stream)
+    act = make_act(plan.agent, strategy, key)
+    return Actor(plan.spec, args.num_envs, args.num_steps, act, scored=np.ones(1))
 
 
 class Learner:
@@ -616,34 +535,21 @@ def train(plan: Plan, log: RunLog) -> AgentState:
     args = plan.args
     shape = Shape(args.num_steps, args.num_envs, plan.spec.num_actions)
     training = "masking" if args.strategy == "removed" else args.strategy
-    actor, learner = Actor(plan, training, stream=2), Learner(plan)
-    evaluator = Actor(plan, "removed", stream=3) if args.strategy == "removed" else None
+    actor, learner = make_actor(plan, training, stream=2), Learner(plan)
+    evaluator = make_actor(plan, "removed", stream=3) if args.strategy == "removed" else None
     started, last = time.perf_counter(), 0.0
     for number in range(1, plan.num_updates + 1):
         begin = time.perf_counter()
-        rollout, played, times = actor.collect(learner.state.params)
-        collected = time.perf_counter()
-        metrics = learner.learn(rollout)
+        collected = actor.collect(learner.state.params)
+        after = time.perf_counter()
+        metrics = learner.learn(collected.rollout)
         now = time.perf_counter()
-        counted, invalid = played, actor.invalid
-        if evaluator is not None:
-            _, counted, _ = evaluator.collect(learner.state.params)
-            invalid = evaluator.invalid
+        played = evaluator.collect(learner.state.params) if evaluator is not None else collected
 
         # The record.
         first_step = (number - 1) * args.batch_size
-        wall_time = round(collected - started, 4)
-        episodes = [
-            record.Episode(
-                step=first_step + (e.t + 1) * args.num_envs,
-                wall_time=wall_time,
-                env_index=e.index,
-                episode_return=e.episode_return,
-                length=e.length,
-                **by_kind,
-            )
-            for e, by_kind in zip(counted.episodes, invalid, strict=True)
-        ]
+        wall_time = round(after - started, 4)
+        episodes = episode_rows(played.replayed, played.invalid, first_step, wall_time)
         collected_here = record.Rollout(
             actor=0,
             group=None,
@@ -668,14 +574,15 @@ def train(plan: Plan, log: RunLog) -> AgentState:
             rollout_queue_get_time=0.0,
             params_queue_get_time=0.0,
             rollout_queue_put_time=0.0,
-            rollout_time=round(collected - begin, 6),
-            **{name: round(seconds, 6) for name, seconds in times.items()},
-            training_time=round(now - collected, 6),
+            rollout_time=round(after - begin, 6),
+            **{name: round(seconds, 6) for name, seconds in collected.times.items()},
+            training_time=round(now - after, 6),
             fingerprint=record.fingerprint(learner.state.params) if marked else None,
             checkpoint=UNSET if saved is None else record.fingerprint(saved),
         )
         if records_actions(args):
-            log.record.write_actions(pack(Frame(played.actions, played.digest), shape))
+            replayed = collected.replayed
+            log.record.write_actions(pack(Frame(replayed.actions, replayed.digest), shape))
         log.write(made, [collected_here], episodes)
         if saved is not None:
             checkpoints.save(
@@ -684,7 +591,7 @@ def train(plan: Plan, log: RunLog) -> AgentState:
                 update=number,
                 wall_time=now - started,
                 sizes=log.sizes(),
-                digests=[played.digest.hex()],
+                digests=[collected.replayed.digest.hex()],
                 pinned=pinned(plan),
                 keep=args.checkpoints.keep_checkpoints,
             )
@@ -700,7 +607,7 @@ class Repetition:
 
     def __init__(self, plan: Plan):
         """Make the environments and the initial parameters."""
-        self._actor = Actor(plan, plan.args.strategy, stream=2)
+        self._actor = make_actor(plan, plan.args.strategy, stream=2)
         self._learner = Learner(plan)
 
     def replay(self, actions: np.ndarray) -> Replayed:
@@ -714,8 +621,8 @@ class Repetition:
 
     def update(self) -> Repeated:
         """Collect a rollout, and learn from it."""
-        rollout, played, _ = self._actor.collect(self._learner.state.params)
-        return Repeated(played, self._learner.learn(rollout))
+        collected = self._actor.collect(self._learner.state.params)
+        return Repeated(collected.replayed, self._learner.learn(collected.rollout))
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the parameters."""

@@ -121,6 +121,14 @@ SYSTEMS = {
         }.items()
     },
     **{
+        f"action_guidance_{strategy}{suffix}": System(
+            "baselines/action_guidance.py",
+            fixed={"strategy": strategy, "positive_learning": bool(suffix)},
+        )
+        for strategy in ("sparse", "shaped", "long", "short", "mixed")
+        for suffix in ("", "-plo")
+    },
+    **{
         f"hts_rl_{algorithm}{suffix}": System(
             "baselines/hts_rl.py",
             flags=_HTS,

@@ -26,7 +26,7 @@ import tyro
 from analysis import fingerprints, scaling
 from analysis.invalid_actions import masking_metrics
 from analysis.output import bad_input
-from analysis.scores import hts_metrics
+from analysis.scores import final_scores, hts_metrics
 from analysis.tables import InputError, Tables
 from cleanba.record import replace_file
 from cleanba.run.command_line import BadInput, parse
@@ -302,6 +302,45 @@ def masking_table2(tables: Tables) -> list[str]:
     return lines
 
 
+# Sparse returns in three tasks, mean and standard deviation over ten seeds.
+GUIDANCE_TASKS = (
+    "MicrortsAttackHRL-v1",
+    "MicrortsProduceCombatUnitHRL-v1",
+    "MicrortsRandomEnemyHRL3-v1",
+)
+GUIDANCE_PAPER = {
+    "sparse": ("3.30 ± 5.04", "0.00 ± 0.01", "-0.07 ± 0.03"),
+    "sparse-plo": ("0.00 ± 0.00", "0.00 ± 0.01", "-0.05 ± 0.03"),
+    "shaped": ("10.00 ± 0.00", "9.57 ± 0.30", "0.08 ± 0.17"),
+    "long": ("11.00 ± 0.00", "8.31 ± 2.62", "0.11 ± 0.35"),
+    "long-plo": ("11.00 ± 0.01", "6.96 ± 4.04", "0.52 ± 0.35"),
+    "mixed": ("11.00 ± 0.00", "9.67 ± 0.17", "0.40 ± 0.37"),
+    "mixed-plo": ("10.67 ± 0.12", "9.36 ± 0.35", "0.30 ± 0.42"),
+    "short": ("11.00 ± 0.01", "2.95 ± 4.48", "-0.06 ± 0.04"),
+    "short-plo": ("11.00 ± 0.00", "9.48 ± 0.51", "-0.05 ± 0.03"),
+}
+
+
+def guidance_table1(tables: Tables) -> list[str]:
+    """Return table 1 of the paper on action guidance: final sparse returns, and the paper's values.
+
+    The return is the mean of the last 100 training episodes; mean and standard deviation over seeds.
+    """
+    scores = final_scores(tables)
+    lines = [
+        "| strategy | task | seeds | sparse return | the paper, 10 seeds and 10 million steps |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    groups = {name: group for name, group in scores.groupby(["system", "env_id"], observed=True)}
+    for strategy, published in GUIDANCE_PAPER.items():
+        for env_id, value in zip(GUIDANCE_TASKS, published, strict=True):
+            group = groups.get((f"action_guidance_{strategy}", env_id))
+            if group is not None:
+                own = _mean_and_deviation(group["score"])
+                lines.append(f"| {strategy} | {env_id} | {len(group)} | {own} | {value} |")
+    return lines
+
+
 def _mean_of_finite(shares: pd.Series) -> str:
     """Return the mean share of the runs that got there, and how many they are if not all."""
     there = shares[shares < math.inf]
@@ -344,6 +383,9 @@ TABLES = {
     "hts_table4": Table("Table 4 of HTS-RL: number of actors", "hts_actors", speeds_and_scores),
     "hts_table5": Table(
         "Table 5 of HTS-RL: synchronisation interval", "hts_intervals", speeds_and_scores
+    ),
+    "guidance_table1": Table(
+        "Table 1 of action guidance: sparse returns", "action_guidance", guidance_table1
     ),
     "masking_table2": Table(
         "Table 2 of invalid action masking: four strategies", "masking", masking_table2

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from baselines import cleanrl_ppo, hts_rl, monobeast_study, ppo_microrts
+from baselines import action_guidance, cleanrl_ppo, hts_rl, monobeast_study, ppo_microrts
 from baselines.moolib_atari import options as moolib
 from baselines.worker_schemes import options as worker_schemes
 from cleanba import cleanba_impala, cleanba_ppo
@@ -21,6 +21,7 @@ PROGRAMS = {
     "CleanRL's PPO": (cleanrl_ppo.Args,),
     "HTS-RL": (hts_rl.Args,),
     "PPO on µRTS": (ppo_microrts.Args,),
+    "Action guidance": (action_guidance.Args,),
     "Worker schemes": (worker_schemes.Args,),
 }
 OF_TORCHRUN = {"max_restarts"}

@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH_BASELINES = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     for path in (ROOT / "baselines").rglob("*.py")
-    if path.name not in ("cleanrl_ppo.py", "ppo_microrts.py", "__init__.py")
+    if path.name not in ("cleanrl_ppo.py", "ppo_microrts.py", "action_guidance.py", "__init__.py")
 )
 JAX_TRAINERS = (
     "cleanba.cleanba_ppo", "cleanba.cleanba_impala", "cleanba.evaluate", "baselines.cleanrl_ppo",
-    "baselines.ppo_microrts",
+    "baselines.ppo_microrts", "baselines.action_guidance",
 )  # fmt: skip
 NEITHER = (
     "cleanba.record", "cleanba.environments", "cleanba.exact.placement", "cleanba.run.arguments",

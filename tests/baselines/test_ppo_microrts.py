@@ -186,31 +186,22 @@ def test_with_masking_no_gradient_reaches_the_logits_of_invalid_units(agent, par
 
 def test_advantages_are_rlax_s():
     rng = np.random.default_rng(1)
-    shape = (7, 3)
-    args = ppo.Args()
-    rollout = ppo.Rollout(
-        obs=None, actions=None, logprobs=None,
-        values=jnp.asarray(rng.normal(size=shape), jnp.float32),
-        rewards=jnp.asarray(rng.normal(size=shape), jnp.float32),
-        dones=jnp.asarray(rng.random(shape) < 0.3),
-    )  # fmt: skip
+    rewards, values = (jnp.asarray(rng.normal(size=(7, 3)), jnp.float32) for _ in range(2))
+    discounts = 0.99 * (1.0 - jnp.asarray(rng.random((7, 3)) < 0.3))
     last = jnp.asarray(rng.normal(size=3), jnp.float32)
-    advantages, returns = ppo.gae(args, rollout, last)
+    advantages, returns = ppo.gae(rewards, discounts, values, last, 0.97)
     for i in range(3):
         expected = rlax.truncated_generalized_advantage_estimation(
-            rollout.rewards[:, i],
-            args.gamma * (1.0 - rollout.dones[:, i]),
-            args.gae_lambda,
-            jnp.append(rollout.values[:, i], last[i]),
+            rewards[:, i], discounts[:, i], 0.97, jnp.append(values[:, i], last[i])
         )
         np.testing.assert_allclose(advantages[:, i], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(returns, advantages + rollout.values, rtol=1e-6)
+    np.testing.assert_allclose(returns, advantages + values, rtol=1e-6)
 
 
 def test_masked_units_are_never_sampled_and_naive_judges_without_the_mask(agent, params, batch):
     key, step = jax.random.key(3), np.int32(0)
     drawn = {
-        strategy: [np.array(x) for x in ppo.make_act(agent, strategy)(params, batch.obs, key, step)]
+        strategy: [np.array(x) for x in ppo.make_act(agent, strategy, key)(params, batch.obs, step)]
         for strategy in ("masking", "naive", "penalty")
     }
     allowed = microrts.source_mask(np.array(batch.obs))
@@ -240,7 +231,7 @@ def masked_random_actions(task, obs, rng):
 
 
 @needs_game
-@pytest.mark.parametrize("env_id", list(microrts.MAPS))
+@pytest.mark.parametrize("env_id", ppo.TASKS)
 def test_a_game_begins_as_its_map_and_depends_on_actions_alone(env_id):
     task = microrts.describe_task(env_id)
     results = []
@@ -254,7 +245,7 @@ def test_a_game_begins_as_its_map_and_depends_on_actions_alone(env_id):
         rng = np.random.default_rng(0)
         for t in range(1, 201):
             step = games.step(masked_random_actions(task, obs, rng))
-            assert step.dones.tolist() == [t == microrts.EPISODE_STEPS] * 2
+            assert step.dones.tolist() == [t == 200] * 2
             results.append(step)
             obs = step.obs
         np.testing.assert_array_equal(obs, games.reset())  # the ended episodes have been reset
@@ -278,10 +269,10 @@ def test_harvesting_and_returning_a_resource_give_one_each():
         action[0, [0, 1, parameter]] = source, kind, direction
         step = games.step(action)
         assert not step.invalid.any()
-        rewards.append(float(step.rewards[0]))
+        rewards.append(float(step.rewards[0, 0]))
         for _ in range(3):  # actions of several ticks go on
             waited = games.step(np.array([[5, 0, 0, 0, 0, 0, 0, 0]], np.int32))
-            rewards[-1] += float(waited.rewards[0])
+            rewards[-1] += float(waited.rewards[0, 0])
     games.close()
     assert rewards == [0, 1, 0, 1]
 

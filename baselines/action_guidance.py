@@ -1,0 +1,500 @@
+"""Action guidance: PPO on µRTS for a sparse reward, guided by a policy that learns from a shaped one.
+
+"Action Guidance: Getting the Best of Sparse Rewards and Shaped Rewards for Real-time Strategy Games"
+(https://arxiv.org/abs/2010.03956). A main policy learns from the sparse reward alone. An auxiliary policy
+learns from the shaped reward, and at first chooses most of the actions; then the main policy takes over. Both
+learn from all steps, with PPO's clipped ratio to whichever policy acted. `--strategy` chooses among
+
+- sparse, shaped: one policy, and one of the rewards;
+- long, short, mixed: the paper's schedules of guidance. Mixed ends with half of the steps guided.
+
+With `--positive-learning` a policy learns only from rollouts in which its reward is not 0 throughout.
+docs/differences.md compares it with the paper's code.
+
+    make setup MICRORTS=1
+    python baselines/action_guidance.py --env-id MicrortsProduceCombatUnitHRL-v1 --strategy long
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.linen.initializers import orthogonal
+
+from baselines import microrts
+from baselines.microrts import Task
+from baselines.microrts_rollouts import Act, Actor, Rollout, episode_rows
+from baselines.ppo_microrts import (
+    VERSIONS,
+    encode,
+    entropy,
+    gae,
+    log_probability,
+    masked,
+    masks_of,
+    sample,
+)
+from cleanba import record
+from cleanba.exact import placement
+from cleanba.run.arguments import (
+    Count,
+    Hyper,
+    Nested,
+    NotNegative,
+    Positive,
+    Share,
+    check_args,
+    hyperparameters,
+)
+from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.log import RunLog, run_info
+from cleanba.run.options import LogOptions, RunId, RunOptions, check_run, run_id
+
+PROGRAM = "action_guidance"
+# Weights of the reward functions in the sparse and in the shaped reward, in the order of `microrts.REWARDS`.
+REWARD_WEIGHTS = {
+    "MicrortsAttackHRL-v1": ((0, 0, 0, 0, 1, 0, 0), (0, 0, 0, 0, 1, 0, 1)),
+    "MicrortsProduceCombatUnitHRL-v1": ((0, 0, 0, 0, 0, 1, 0), (0, 1, 0, 1, 0, 7, 0)),
+    "MicrortsRandomEnemyHRL3-v1": ((1, 0, 0, 0, 0, 0, 0), (5, 1, 1, 0.2, 1, 7, 0.2)),
+}
+SPARSE, SHAPED = 0, 1
+FIRST_EPSILON = 0.95  # share of guided steps during the shift
+
+
+class Schedule(NamedTuple):
+    """How the share of steps falls in which the auxiliary policy acts."""
+
+    shift: float  # share of the run before it begins to fall
+    adaptation: float  # share of the run in which it falls
+    last: float  # where it ends
+
+
+# The paper's shifts and adaptations are of 10 million steps.
+SCHEDULES = {
+    "long": Schedule(0.2, 0.7, 0.0),
+    "short": Schedule(0.08, 0.1, 0.0),
+    "mixed": Schedule(0.2, 0.2, 0.5),
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware settings."""
+
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Kind of device; auto takes an accelerator where jax finds one."""
+    compilation_cache: bool = True
+    """Use JAX's persistent compilation cache, in ~/.cache/cleanba unless JAX_COMPILATION_CACHE_DIR is set."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Hyperparameters (those of the paper) and, after them, hardware settings and the record."""
+
+    env_id: Hyper[str] = "MicrortsProduceCombatUnitHRL-v1"
+    """Task of µRTS with a sparse and a shaped reward."""
+    strategy: Hyper[Literal["sparse", "shaped", "long", "short", "mixed"]] = "long"
+    """Learn from the sparse reward, from the shaped one, or from both with a schedule of guidance."""
+    positive_learning: Hyper[bool] = False
+    """Positive learning optimisation: a policy skips rollouts in which its reward sums to 0."""
+    seed: Hyper[int] = 1
+    """Seed of the run: initial parameters, actions, minibatches. A random opponent has no seed."""
+    total_timesteps: Hyper[Count] = 10_000_000
+    """Agent steps over all environments."""
+    learning_rate: Hyper[Positive] = 2.5e-4
+    """Learning rate of Adam."""
+    anneal_lr: Hyper[bool] = True
+    """Anneal the learning rate linearly to 0."""
+    num_envs: Hyper[Count] = 8
+    """Environments."""
+    num_steps: Hyper[Count] = 128
+    """Steps of each environment in a rollout."""
+    gamma: Hyper[Share] = 0.99
+    """Discount factor."""
+    gae_lambda: Hyper[Share] = 0.95
+    """Lambda of generalised advantage estimation."""
+    num_minibatches: Hyper[Count] = 4
+    """Minibatches of an epoch, cut from one permutation of the whole batch."""
+    update_epochs: Hyper[Count] = 4
+    """Epochs over each batch."""
+    clip_coef: Hyper[Positive] = 0.1
+    """Clipping of the probability ratio, and of the change of values."""
+    ent_coef: Hyper[NotNegative] = 0.01
+    """Coefficient of the entropy."""
+    vf_coef: Hyper[NotNegative] = 0.5
+    """Coefficient of the value loss."""
+    max_grad_norm: Hyper[Positive] = 0.5
+    """Largest norm of a policy's gradient."""
+    adam_eps: Hyper[NotNegative] = 1e-5
+    """Epsilon of Adam."""
+    hardware: Nested[Hardware] = Hardware()
+    run: Nested[RunOptions] = RunOptions()
+    logging: Nested[LogOptions] = LogOptions(log_frequency=1)
+
+    @property
+    def batch_size(self) -> int:
+        """Steps of a rollout, over all environments."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def learned_rewards(self) -> tuple[int, ...]:
+        """The reward of each policy, the main policy first."""
+        return {"sparse": (SPARSE,), "shaped": (SHAPED,)}.get(self.strategy, (SPARSE, SHAPED))
+
+
+class Network(nn.Module):
+    """Two convolutions and a hidden layer, which policy and value function share."""
+
+    components: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        """Map observations to the logits of each component [B, size], and values [B]."""
+        init = orthogonal(2**0.5)
+        x = encode(obs)
+        x = nn.relu(nn.Conv(16, (3, 3), strides=2, padding="VALID", kernel_init=init)(x))
+        x = nn.relu(nn.Conv(32, (2, 2), padding="VALID", kernel_init=init)(x))
+        x = nn.relu(nn.Dense(128, kernel_init=init)(x.reshape(x.shape[0], -1)))
+        logits = nn.Dense(sum(self.components), kernel_init=orthogonal(0.01))(x)
+        value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)[:, 0]
+        return jnp.split(logits, np.cumsum(self.components)[:-1].tolist(), axis=-1), value
+
+
+class Transitions(NamedTuple):
+    """N steps, without the order of time."""
+
+    obs: jax.Array  # [N, 5, height, width]
+    actions: jax.Array  # [N, 8]
+    logprobs: jax.Array  # [N], under the policy that acted
+    values: jax.Array  # [N]
+    advantages: jax.Array  # [N]
+    returns: jax.Array  # [N]
+
+
+class AgentState(NamedTuple):
+    """One policy: what an update changes."""
+
+    params: Any
+    opt_state: Any
+
+
+def guided_share(schedule: Schedule, progress: float) -> float:
+    """Return the share of steps in which the auxiliary policy acts, at a share of the run."""
+    fallen = (progress - schedule.shift) / schedule.adaptation
+    share = FIRST_EPSILON + (schedule.last - FIRST_EPSILON) * max(fallen, 0.0)
+    return max(share, schedule.last)
+
+
+def make_act(network: Network, key: jax.Array) -> Act:
+    """Return the compiled behaviour policy.
+
+    Its parameters are those of one policy, or of the main and the auxiliary one, and the share of guided
+    steps. All environments follow the same policy within a step. Values are those of all policies, [B, P].
+    """
+
+    @jax.jit
+    def act(
+        given: tuple[Sequence[Any], float], obs: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        policies, guided = given
+        choice_key, action_key = jax.random.split(jax.random.fold_in(key, step))
+        outputs = [network.apply(params, obs) for params in policies]
+        logits = outputs[0][0]
+        if len(policies) == 2:
+            by_auxiliary = jax.random.bernoulli(choice_key, guided)
+            logits = jax.tree.map(partial(jnp.where, by_auxiliary), outputs[1][0], logits)
+        logits = masked(logits, masks_of(obs))
+        actions = sample(logits, action_key)
+        log_policies = [jax.nn.log_softmax(x) for x in logits]
+        values = jnp.stack([value for _, value in outputs], axis=-1)
+        return actions, log_probability(log_policies, actions), values
+
+    return act
+
+
+def ppo_loss(
+    params: Any, network: Network, minibatch: Transitions, args: Args
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return PPO's loss of a minibatch, off-policy where another policy acted, and its parts."""
+    logits, values = network.apply(params, minibatch.obs)
+    log_policies = [jax.nn.log_softmax(x) for x in masked(logits, masks_of(minibatch.obs))]
+    log_ratio = log_probability(log_policies, minibatch.actions) - minibatch.logprobs
+    ratio = jnp.exp(log_ratio)
+    advantages = minibatch.advantages
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    unclipped = -advantages * ratio
+    clipped = -advantages * jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = jnp.maximum(unclipped, clipped).mean()
+    change = jnp.clip(values - minibatch.values, -args.clip_coef, args.clip_coef)
+    errors = jnp.maximum(
+        (values - minibatch.returns) ** 2, (minibatch.values + change - minibatch.returns) ** 2
+    )
+    value_loss = 0.5 * errors.mean()
+    mean_entropy = entropy(log_policies).mean()
+    loss = policy_loss - args.ent_coef * mean_entropy + args.vf_coef * value_loss
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": mean_entropy,
+        "approx_kl": ((ratio - 1) - log_ratio).mean(),
+        "clip_fraction": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
+    }
+
+
+def make_optimizer(args: Args) -> tuple[optax.GradientTransformation, Callable]:
+    """Return Adam after clipping, and its learning rate by update (from 0).
+
+    The rate is a hyperparameter of the optimizer's state, because a policy that skips updates must not fall
+    behind the schedule.
+    """
+    num_updates = args.total_timesteps // args.batch_size
+
+    def learning_rate(update: int) -> float:
+        return args.learning_rate * (1.0 - update / num_updates if args.anneal_lr else 1.0)
+
+    adam = optax.inject_hyperparams(optax.adam)(args.learning_rate, eps=args.adam_eps)
+    return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam), learning_rate
+
+
+def make_update(network: Network, args: Args, optimizer: optax.GradientTransformation) -> Callable:
+    """Return the compiled update of one policy.
+
+    It takes the policy's state, a rollout, the policy's index, its reward's weights [R], the learning rate
+    and a random key, and returns the next state and the metrics [epochs, minibatches].
+    """
+
+    def learn(state: AgentState, minibatch: Transitions) -> tuple[AgentState, dict[str, jax.Array]]:
+        gradient = jax.grad(ppo_loss, has_aux=True)
+        grads, metrics = gradient(state.params, network, minibatch, args)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return AgentState(params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+
+    @jax.jit
+    def update(
+        state: AgentState,
+        rollout: Rollout,
+        index: jax.Array,
+        weights: jax.Array,
+        rate: jax.Array,
+        key: jax.Array,
+    ) -> tuple[AgentState, dict[str, jax.Array]]:
+        state.opt_state[1].hyperparams["learning_rate"] = rate
+        _, last_value = network.apply(state.params, rollout.obs[-1])
+        values = rollout.values[..., index]
+        discounts = args.gamma * (1.0 - rollout.dones)
+        advantages, returns = gae(
+            rollout.rewards @ weights, discounts, values, last_value, args.gae_lambda
+        )
+        parts = Transitions(
+            rollout.obs[:-1], rollout.actions, rollout.logprobs, values, advantages, returns
+        )
+        batch = jax.tree.map(lambda x: x.reshape(args.batch_size, *x.shape[2:]), parts)
+
+        def epoch(state: AgentState, key: jax.Array) -> tuple[AgentState, dict[str, jax.Array]]:
+            order = jax.random.permutation(key, args.batch_size)
+            minibatches = jax.tree.map(
+                lambda x: x[order].reshape(args.num_minibatches, -1, *x.shape[1:]), batch
+            )
+            return jax.lax.scan(learn, state, minibatches)
+
+        return jax.lax.scan(epoch, state, jax.random.split(key, args.update_epochs))
+
+    return update
+
+
+class Learner:
+    """One or two policies, each with its own reward, network and optimizer."""
+
+    def __init__(self, args: Args, task: Task, network: Network):
+        """Begin with initial parameters."""
+        self._args = args
+        optimizer, self._learning_rate = make_optimizer(args)
+        self._update = make_update(network, args, optimizer)
+        key = jax.random.key(args.seed)
+        init_key, self._key = (jax.random.fold_in(key, stream) for stream in range(2))
+        weights = np.asarray(REWARD_WEIGHTS[task.env_id], np.float32)
+        self._weights = [weights[reward] for reward in args.learned_rewards]
+        obs = np.zeros((1, *task.obs_shape), np.uint8)
+        init = jax.jit(network.init)
+        initial = [init(k, obs) for k in jax.random.split(init_key, len(self._weights))]
+        self.states = [AgentState(params, optimizer.init(params)) for params in initial]
+        self.updates = 0
+
+    @property
+    def params(self) -> list[Any]:
+        """Parameters of each policy, the main policy first."""
+        return [state.params for state in self.states]
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Make the next update of every policy that does not skip it.
+
+        Returns:
+          The metrics of the main policy's last minibatch, or of the auxiliary one's if only that learned. A
+          loss of NaN says that none did.
+        """
+        rate = self._learning_rate(self.updates)
+        self.updates += 1
+        found = {"learning_rate": rate, "loss": float("nan")}
+        for index in reversed(range(len(self.states))):
+            weights = self._weights[index]
+            if self._args.positive_learning and not (rollout.rewards @ weights).sum():
+                continue
+            key = jax.random.fold_in(jax.random.fold_in(self._key, self.updates), index)
+            self.states[index], metrics = self._update(
+                self.states[index], rollout, index, weights, np.float32(rate), key
+            )
+            numbers = {name: float(x[-1, -1]) for name, x in jax.device_get(metrics).items()}
+            if not np.isfinite(numbers["loss"]):
+                raise FloatingPointError(f"the loss of update {self.updates} is {numbers['loss']}")
+            found |= numbers
+        return found
+
+
+class Plan(NamedTuple):
+    """A run that has been checked and may begin."""
+
+    args: Args
+    run: RunId
+    task: Task
+    network: Network
+    num_updates: int
+
+
+@input_checks()
+def prepare(args: Args) -> Plan:
+    """Check everything that can be wrong with a run, and start jax; nothing is written yet.
+
+    Raises:
+      BadInput: with one line.
+      RecordError: if there is a record already and it may not be overwritten.
+    """
+    check_args(args)
+    if args.batch_size % args.num_minibatches:
+        raise BadInput(
+            f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
+            f"batch ({args.num_envs} environments x {args.num_steps} steps)"
+        )
+    if args.total_timesteps < args.batch_size:
+        raise BadInput(
+            f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
+        )
+    run = run_id(system_name(args), args.env_id, args.seed, args.run, "one-device")
+    check_env_id = partial(microrts.check_env_id, choices=REWARD_WEIGHTS)
+    check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=check_env_id)
+    task = microrts.describe_task(args.env_id)
+    placement.start_jax(layout(args), portable=False)
+    network = Network(task.components)
+    return Plan(args, run, task, network, args.total_timesteps // args.batch_size)
+
+
+def system_name(args: Args) -> str:
+    """Return the name of the system that a command line describes, such as `action_guidance_long-plo`."""
+    return f"{PROGRAM}_{args.strategy}{'-plo' if args.positive_learning else ''}"
+
+
+def layout(args: Args) -> placement.Hardware:
+    """Return the hardware settings of one thread and one device, in the terms of Cleanba's trainers."""
+    return placement.Hardware(
+        num_actor_threads=1,
+        platform=args.hardware.platform,
+        compilation_cache=args.hardware.compilation_cache,
+    )
+
+
+def begin_log(plan: Plan) -> RunLog:
+    """Begin the record of a run. It has no actions: a random opponent cannot be replayed."""
+    args = plan.args
+    info = run_info(
+        plan.run,
+        program=PROGRAM,
+        hyperparameters=hyperparameters(args),
+        hardware=placement.describe_hardware(layout(args), num_processes=1),
+        packages=VERSIONS,
+    )
+    return RunLog(
+        plan.run,
+        info,
+        total_steps=plan.num_updates * args.batch_size,
+        overwrite=args.run.overwrite,
+        progress="bar" if args.run.progress else None,
+        log_frequency=args.logging.log_frequency,
+    )
+
+
+def train(plan: Plan, log: RunLog) -> None:
+    """Train from initial parameters, and log it. Episodes have the sparse return, whatever was learned."""
+    args = plan.args
+    key = jax.random.fold_in(jax.random.key(args.seed), 2)
+    scored = np.asarray(REWARD_WEIGHTS[args.env_id][SPARSE])
+    act = make_act(plan.network, key)
+    actor = Actor(plan.task, args.num_envs, args.num_steps, act, scored)
+    learner = Learner(args, plan.task, plan.network)
+    schedule = SCHEDULES.get(args.strategy)
+    started, last = time.perf_counter(), 0.0
+    for number in range(1, plan.num_updates + 1):
+        begin = time.perf_counter()
+        guided = guided_share(schedule, (number - 1) / plan.num_updates) if schedule else 0.0
+        collected = actor.collect((learner.params, np.float32(guided)))
+        after = time.perf_counter()
+        metrics = learner.learn(collected.rollout)
+        now = time.perf_counter()
+
+        # The record.
+        first_step = (number - 1) * args.batch_size
+        wall_time = round(after - started, 4)
+        marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
+        named = dict(zip(("main", "auxiliary"), learner.params, strict=False))
+        log.write(
+            record.Update(
+                version=number + 1,
+                step=first_step + args.batch_size,
+                wall_time=round(now - started, 4),
+                update_seconds=round(now - started - last, 6),
+                **metrics,
+                # There are no queues: rollout and update take turns.
+                rollout_queue_get_time=0.0,
+                params_queue_get_time=0.0,
+                rollout_queue_put_time=0.0,
+                rollout_time=round(after - begin, 6),
+                **{name: round(seconds, 6) for name, seconds in collected.times.items()},
+                training_time=round(now - after, 6),
+                fingerprint=record.fingerprint(named) if marked else None,
+            ),
+            [
+                record.Rollout(
+                    actor=0,
+                    group=None,
+                    rollout=number,
+                    steps=args.batch_size,
+                    wall_time=wall_time,
+                    version_first=number,
+                    version_last=number,
+                    versions=[(number, args.batch_size)],
+                    learner_version=number,
+                )
+            ],
+            episode_rows(collected.replayed, collected.invalid, first_step, wall_time),
+        )
+        last = now - started
+    actor.close()
+
+
+def main(args: Args) -> None:
+    """Check the arguments, train, and record it."""
+    plan = prepare(args)
+    with begin_log(plan) as log:
+        train(plan, log)
+        log.note_hardware(placement.saved_by_cache())
+
+
+if __name__ == "__main__":
+    run_command_line(Args, main, "Action guidance on µRTS: PPO with a sparse and a shaped reward.")
