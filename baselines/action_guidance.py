@@ -8,7 +8,7 @@ learn from all steps, with PPO's clipped ratio to whichever policy acted. `--str
 - sparse, shaped: one policy, and one of the rewards;
 - long, short, mixed: the paper's schedules of guidance. Mixed ends with half of the steps guided.
 
-With `--positive-learning` a policy learns only from rollouts in which its reward is not 0 throughout.
+With `--positive-learning` a policy learns only from rollouts in which its reward does not sum to 0.
 docs/differences.md compares it with the paper's code.
 
     make setup MICRORTS=1
@@ -411,7 +411,7 @@ def layout(args: Args) -> placement.Hardware:
 
 
 def begin_log(plan: Plan) -> RunLog:
-    """Begin the record of a run. It has no actions: a random opponent cannot be replayed."""
+    """Begin the record of a run, without actions."""
     args = plan.args
     info = run_info(
         plan.run,

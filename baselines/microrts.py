@@ -213,7 +213,7 @@ class MicroRTS:
             if tick:
                 response = self._games.gameStep(self._no_actions, self._players)
             # What a game gives after its end is part of no episode.
-            # A player without units is reported at a distance of 2e9 from the enemy's base.
+            # A player without mobile units is reported at a distance of 2e9 from the enemy's base.
             earned = np.array(response.reward, np.float32).clip(-1, 1)
             rewards[~ended] += earned[~ended]
             ended |= np.array(response.done, bool)[:, 0]

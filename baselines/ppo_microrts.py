@@ -544,12 +544,19 @@ def train(plan: Plan, log: RunLog) -> AgentState:
         after = time.perf_counter()
         metrics = learner.learn(collected.rollout)
         now = time.perf_counter()
-        played = evaluator.collect(learner.state.params) if evaluator is not None else collected
+        played, played_at = collected, after
+        if evaluator is not None:
+            played, played_at = evaluator.collect(learner.state.params), time.perf_counter()
 
         # The record.
         first_step = (number - 1) * args.batch_size
         wall_time = round(after - started, 4)
-        episodes = episode_rows(played.replayed, played.invalid, first_step, wall_time)
+        episodes = episode_rows(
+            played.replayed, played.invalid, first_step, round(played_at - started, 4)
+        )
+        if evaluator is not None:  # they were played after the update
+            for episode in episodes:
+                episode.step = first_step + args.batch_size
         collected_here = record.Rollout(
             actor=0,
             group=None,

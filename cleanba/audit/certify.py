@@ -349,6 +349,19 @@ def completed_parts(args: Args, path: Path) -> tuple[list[Part], float]:
     return found.configurations, found.seconds
 
 
+def check_same_machine(parts: Sequence[Part]) -> None:
+    """Refuse to mix parts of several machines in one certificate.
+
+    Raises:
+      BadInput: if versions or processors of two parts differ.
+    """
+    found = {(part.device_kind, *sorted(part.versions.items())) for part in parts if part.versions}
+    if len(found) > 1:
+        raise BadInput(
+            "--resume: the completed parts come from another processor or from other versions of packages"
+        )
+
+
 def main(args: Args) -> None:
     """Certify all configurations, print the verdicts, and write the certificate."""
     check(args)
@@ -373,7 +386,9 @@ def main(args: Args) -> None:
     for number, configuration in enumerate(todo):
         print(f"\n{configuration.name}", flush=True)
         if number == len(parts):
-            parts.append(certify(args, configuration, settings))
+            part = certify(args, configuration, settings)
+            check_same_machine([*parts, part])
+            parts.append(part)
             so_far = summarize(args, name, parts, time.perf_counter() - start)
             replace_file(partial, certificate.as_json(so_far))
         for row in parts[number].layouts:

@@ -34,9 +34,25 @@ OWN_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "hts_rl_a2c-sync": ("hts_rl", {"algorithm": "a2c", "schedule": "synchronous"}),
     "hts_rl_ppo": ("hts_rl", {"algorithm": "ppo", "schedule": "hts"}),
     "hts_rl_ppo-sync": ("hts_rl", {"algorithm": "ppo", "schedule": "synchronous"}),
-    "ppo_microrts_masking": ("ppo_microrts", {"strategy": "masking"}),
-    "ppo_microrts_naive": ("ppo_microrts", {"strategy": "naive"}),
-    "ppo_microrts_removed": ("ppo_microrts", {"strategy": "removed"}),
+    **{
+        f"ppo_microrts_{strategy}": ("ppo_microrts", {"strategy": strategy})
+        for strategy in ("masking", "naive", "removed")
+    },
+    **{
+        f"ppo_microrts_penalty-{penalty:g}": (
+            "ppo_microrts",
+            {"strategy": "penalty", "invalid_penalty": penalty},
+        )
+        for penalty in (0.0, 0.01, 0.1, 1.0)
+    },
+    **{
+        f"action_guidance_{strategy}{suffix}": (
+            "action_guidance",
+            {"strategy": strategy, "positive_learning": bool(suffix)},
+        )
+        for strategy in ("sparse", "shaped", "long", "short", "mixed")
+        for suffix in ("", "-plo")
+    },
     "monobeast": ("monobeast_study", {}),
     "moolib": ("moolib_atari", {}),
 }

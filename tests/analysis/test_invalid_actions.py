@@ -8,6 +8,7 @@ from analysis import importers
 from analysis.invalid_actions import masking_metrics
 from analysis.tables import InputError
 from cleanba import record
+from experiments.study import find_study, load_study
 from reports import paper_tables
 
 RETURNS = [0, 0, 3, 20, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40]
@@ -71,3 +72,10 @@ def test_records_without_counts_are_refused(tmp_path):
     write(tmp_path, "ppo_microrts_masking", RETURNS, invalid=False)
     with pytest.raises(InputError, match="no run has counted its invalid actions"):
         masking_metrics(importers.read([tmp_path]))
+
+
+def test_every_run_of_the_study_has_a_row_with_the_paper_s_values():
+    for preset in ("cpu", "paper"):
+        for run in load_study(find_study("masking"), preset).runs:
+            size = run.env_id.removeprefix("MicrortsMining").removesuffix("F9-v0")
+            assert (run.system.removeprefix("ppo_microrts_"), size) in paper_tables.MASKING_PAPER

@@ -333,6 +333,9 @@ def test_masking_removed_records_what_is_played_without_a_mask(tmp_path):
     assert run.completed
     assert not run.problems
     assert min(map(count_invalid, run.episodes())) > 100
+    assert {e.step for e in run.episodes()} == {
+        1024
+    }  # after the update with which they were played
     outcome = replay.judge(run, segments=2, seed=0, module="baselines.ppo_microrts")
     assert outcome.verdict == "consistent only"
     # It trains as masking does.

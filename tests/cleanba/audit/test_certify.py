@@ -119,23 +119,28 @@ REVISION = "0123456789abcdef"
 
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
-    """Interrupt a certificate of PPO and IMPALA in its second configuration; return what was trained."""
-    trained = []
+    """Interrupt a certificate of PPO and IMPALA in its second configuration.
+
+    Returns:
+      What was trained, and the processor that trains.
+    """
+    machine = SimpleNamespace(trained=[], processor="AMD")
 
     def train(args, configuration, settings):
-        trained.append(configuration.algo)
-        if trained == ["ppo", "impala"]:
+        machine.trained.append(configuration.algo)
+        if machine.trained == ["ppo", "impala"]:
             raise KeyboardInterrupt
         row = Row(layout="a0-l0-d1-t1", updates=4, seconds=1.0, fingerprint="ab", episodes=1,
                   verdict="reference", same=True)  # fmt: skip
-        return Part(configuration=configuration.name, command=[], hyperparameters={}, versions={},
-                    device_kind=None, revision=REVISION, layouts=[row], same=True)  # fmt: skip
+        return Part(configuration=configuration.name, command=[], hyperparameters={},
+                    versions={"jax": "0.10"}, device_kind=machine.processor, revision=REVISION,
+                    layouts=[row], same=True)  # fmt: skip
 
     monkeypatch.setattr(certify, "certify", train)
     monkeypatch.setattr(certify, "source_revision", lambda folder: REVISION)
     with pytest.raises(KeyboardInterrupt):
         certify.main(parse(certify.Args, both_algorithms(tmp_path), ""))
-    return trained
+    return machine
 
 
 def both_algorithms(out, *args):
@@ -147,7 +152,7 @@ def test_an_interrupted_certificate_continues_after_its_last_completed_configura
 ):
     assert not (tmp_path / "x.json").exists()
     certify.main(parse(certify.Args, both_algorithms(tmp_path, "--resume"), ""))
-    assert interrupted == ["ppo", "impala", "impala"]
+    assert interrupted.trained == ["ppo", "impala", "impala"]
     made = json.loads((tmp_path / "x.json").read_text())
     names = [part["configuration"] for part in made["configurations"]]
     assert names == ["ppo sync CartPole-v1 mlp", "impala sync CartPole-v1 mlp"]
@@ -171,8 +176,15 @@ def test_an_interrupted_certificate_is_neither_lost_nor_mixed_with_another(
     before = (tmp_path / "x.partial.json").read_bytes()
     with pytest.raises(BadInput, match=re.escape(message)):
         certify.main(parse(certify.Args, both_algorithms(tmp_path, *args), ""))
-    assert interrupted == ["ppo", "impala"]
+    assert interrupted.trained == ["ppo", "impala"]
     assert (tmp_path / "x.partial.json").read_bytes() == before
+
+
+def test_a_certificate_is_not_continued_on_another_processor(tmp_path, interrupted):
+    interrupted.processor = "Intel"
+    with pytest.raises(BadInput, match="come from another processor or from other versions"):
+        certify.main(parse(certify.Args, both_algorithms(tmp_path, "--resume"), ""))
+    assert not (tmp_path / "x.json").exists()
 
 
 @pytest.mark.parametrize(
