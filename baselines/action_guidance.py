@@ -9,7 +9,7 @@ learn from all steps, with PPO's clipped ratio to whichever policy acted. `--str
 - long, short, mixed: the paper's schedules of guidance. Mixed ends with half of the steps guided.
 
 With `--positive-learning` a policy learns only from rollouts in which its reward does not sum to 0.
-docs/differences.md compares it with the paper's code.
+PPO itself is that of ppo_microrts.py. docs/differences.md compares the program with the paper's code.
 
     make setup MICRORTS=1
     python baselines/action_guidance.py --env-id MicrortsProduceCombatUnitHRL-v1 --strategy long
@@ -30,17 +30,24 @@ from flax.linen.initializers import orthogonal
 
 from baselines import microrts
 from baselines.microrts import Task
-from baselines.microrts_rollouts import Act, Actor, Rollout, episode_rows
+from baselines.microrts_rollouts import Act, Actor, Rollout
 from baselines.ppo_microrts import (
     VERSIONS,
+    AgentState,
+    Hardware,
+    Transitions,
+    clipped_losses,
     encode,
-    entropy,
     gae,
+    layout,
+    learn_in_epochs,
     log_probability,
+    make_learn,
     masked,
     masks_of,
     sample,
 )
+from baselines.synchronous import Times, check_batches, episode_rows, rows
 from cleanba import record
 from cleanba.exact import placement
 from cleanba.run.arguments import (
@@ -53,7 +60,7 @@ from cleanba.run.arguments import (
     check_args,
     hyperparameters,
 )
-from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.command_line import input_checks, run_command_line
 from cleanba.run.log import RunLog, run_info
 from cleanba.run.options import LogOptions, RunId, RunOptions, check_run, run_id
 
@@ -69,7 +76,7 @@ FIRST_EPSILON = 0.95  # share of guided steps during the shift
 
 
 class Schedule(NamedTuple):
-    """How the share of steps falls in which the auxiliary policy acts."""
+    """The share of steps in which the auxiliary policy acts: constant, then falling linearly."""
 
     shift: float  # share of the run before it begins to fall
     adaptation: float  # share of the run in which it falls
@@ -82,16 +89,6 @@ SCHEDULES = {
     "short": Schedule(0.08, 0.1, 0.0),
     "mixed": Schedule(0.2, 0.2, 0.5),
 }
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Hardware settings."""
-
-    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
-    """Kind of device; auto takes an accelerator where jax finds one."""
-    compilation_cache: bool = True
-    """Use JAX's persistent compilation cache, in ~/.cache/cleanba unless JAX_COMPILATION_CACHE_DIR is set."""
 
 
 @dataclass(frozen=True)
@@ -167,24 +164,6 @@ class Network(nn.Module):
         return jnp.split(logits, np.cumsum(self.components)[:-1].tolist(), axis=-1), value
 
 
-class Transitions(NamedTuple):
-    """N steps, without the order of time."""
-
-    obs: jax.Array  # [N, 5, height, width]
-    actions: jax.Array  # [N, 8]
-    logprobs: jax.Array  # [N], under the policy that acted
-    values: jax.Array  # [N]
-    advantages: jax.Array  # [N]
-    returns: jax.Array  # [N]
-
-
-class AgentState(NamedTuple):
-    """One policy: what an update changes."""
-
-    params: Any
-    opt_state: Any
-
-
 def guided_share(schedule: Schedule, progress: float) -> float:
     """Return the share of steps in which the auxiliary policy acts, at a share of the run."""
     fallen = (progress - schedule.shift) / schedule.adaptation
@@ -224,29 +203,16 @@ def ppo_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return PPO's loss of a minibatch, off-policy where another policy acted, and its parts."""
     logits, values = network.apply(params, minibatch.obs)
-    log_policies = [jax.nn.log_softmax(x) for x in masked(logits, masks_of(minibatch.obs))]
-    log_ratio = log_probability(log_policies, minibatch.actions) - minibatch.logprobs
-    ratio = jnp.exp(log_ratio)
     advantages = minibatch.advantages
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    unclipped = -advantages * ratio
-    clipped = -advantages * jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = jnp.maximum(unclipped, clipped).mean()
-    change = jnp.clip(values - minibatch.values, -args.clip_coef, args.clip_coef)
-    errors = jnp.maximum(
-        (values - minibatch.returns) ** 2, (minibatch.values + change - minibatch.returns) ** 2
+    return clipped_losses(
+        [jax.nn.log_softmax(x) for x in masked(logits, masks_of(minibatch.obs))],
+        values,
+        minibatch._replace(advantages=advantages),
+        clip_coef=args.clip_coef,
+        ent_coef=args.ent_coef,
+        vf_coef=args.vf_coef,
     )
-    value_loss = 0.5 * errors.mean()
-    mean_entropy = entropy(log_policies).mean()
-    loss = policy_loss - args.ent_coef * mean_entropy + args.vf_coef * value_loss
-    return loss, {
-        "loss": loss,
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": mean_entropy,
-        "approx_kl": ((ratio - 1) - log_ratio).mean(),
-        "clip_fraction": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
-    }
 
 
 def make_optimizer(args: Args) -> tuple[optax.GradientTransformation, Callable]:
@@ -271,12 +237,7 @@ def make_update(network: Network, args: Args, optimizer: optax.GradientTransform
     and a random key, and returns the next state and the metrics [epochs, minibatches].
     """
 
-    def learn(state: AgentState, minibatch: Transitions) -> tuple[AgentState, dict[str, jax.Array]]:
-        gradient = jax.grad(ppo_loss, has_aux=True)
-        grads, metrics = gradient(state.params, network, minibatch, args)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return AgentState(params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+    learn = make_learn(ppo_loss, network, args, optimizer)
 
     @jax.jit
     def update(
@@ -297,16 +258,7 @@ def make_update(network: Network, args: Args, optimizer: optax.GradientTransform
         parts = Transitions(
             rollout.obs[:-1], rollout.actions, rollout.logprobs, values, advantages, returns
         )
-        batch = jax.tree.map(lambda x: x.reshape(args.batch_size, *x.shape[2:]), parts)
-
-        def epoch(state: AgentState, key: jax.Array) -> tuple[AgentState, dict[str, jax.Array]]:
-            order = jax.random.permutation(key, args.batch_size)
-            minibatches = jax.tree.map(
-                lambda x: x[order].reshape(args.num_minibatches, -1, *x.shape[1:]), batch
-            )
-            return jax.lax.scan(learn, state, minibatches)
-
-        return jax.lax.scan(epoch, state, jax.random.split(key, args.update_epochs))
+        return learn_in_epochs(learn, state, parts, args, key)
 
     return update
 
@@ -338,8 +290,8 @@ class Learner:
         """Make the next update of every policy that does not skip it.
 
         Returns:
-          The metrics of the main policy's last minibatch, or of the auxiliary one's if only that learned. A
-          loss of NaN says that none did.
+          The metrics of the main policy's last minibatch, or of the auxiliary policy's if only that one
+          learned. The loss is NaN if both skipped the update.
         """
         rate = self._learning_rate(self.updates)
         self.updates += 1
@@ -378,20 +330,17 @@ def prepare(args: Args) -> Plan:
       RecordError: if there is a record already and it may not be overwritten.
     """
     check_args(args)
-    if args.batch_size % args.num_minibatches:
-        raise BadInput(
-            f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
-            f"batch ({args.num_envs} environments x {args.num_steps} steps)"
-        )
-    if args.total_timesteps < args.batch_size:
-        raise BadInput(
-            f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
-        )
+    check_batches(
+        num_envs=args.num_envs,
+        num_steps=args.num_steps,
+        num_minibatches=args.num_minibatches,
+        total_timesteps=args.total_timesteps,
+    )
     run = run_id(system_name(args), args.env_id, args.seed, args.run, "one-device")
     check_env_id = partial(microrts.check_env_id, choices=REWARD_WEIGHTS)
     check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=check_env_id)
     task = microrts.describe_task(args.env_id)
-    placement.start_jax(layout(args), portable=False)
+    placement.start_jax(layout(args.hardware), portable=False)
     network = Network(task.components)
     return Plan(args, run, task, network, args.total_timesteps // args.batch_size)
 
@@ -401,15 +350,6 @@ def system_name(args: Args) -> str:
     return f"{PROGRAM}_{args.strategy}{'-plo' if args.positive_learning else ''}"
 
 
-def layout(args: Args) -> placement.Hardware:
-    """Return the hardware settings of one thread and one device, in the terms of Cleanba's trainers."""
-    return placement.Hardware(
-        num_actor_threads=1,
-        platform=args.hardware.platform,
-        compilation_cache=args.hardware.compilation_cache,
-    )
-
-
 def begin_log(plan: Plan) -> RunLog:
     """Begin the record of a run, without actions."""
     args = plan.args
@@ -417,7 +357,7 @@ def begin_log(plan: Plan) -> RunLog:
         plan.run,
         program=PROGRAM,
         hyperparameters=hyperparameters(args),
-        hardware=placement.describe_hardware(layout(args), num_processes=1),
+        hardware=placement.describe_hardware(layout(args.hardware), num_processes=1),
         packages=VERSIONS,
     )
     return RunLog(
@@ -431,7 +371,7 @@ def begin_log(plan: Plan) -> RunLog:
 
 
 def train(plan: Plan, log: RunLog) -> None:
-    """Train from initial parameters, and log it. Episodes have the sparse return, whatever was learned."""
+    """Train from initial parameters, and log it. Recorded returns are sparse, whatever was learned from."""
     args = plan.args
     key = jax.random.fold_in(jax.random.key(args.seed), 2)
     scored = np.asarray(REWARD_WEIGHTS[args.env_id][SPARSE])
@@ -449,41 +389,24 @@ def train(plan: Plan, log: RunLog) -> None:
         now = time.perf_counter()
 
         # The record.
-        first_step = (number - 1) * args.batch_size
-        wall_time = round(after - started, 4)
         marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
         named = dict(zip(("main", "auxiliary"), learner.params, strict=False))
-        log.write(
-            record.Update(
-                version=number + 1,
-                step=first_step + args.batch_size,
-                wall_time=round(now - started, 4),
-                update_seconds=round(now - started - last, 6),
-                **metrics,
-                # There are no queues: rollout and update take turns.
-                rollout_queue_get_time=0.0,
-                params_queue_get_time=0.0,
-                rollout_queue_put_time=0.0,
-                rollout_time=round(after - begin, 6),
-                **{name: round(seconds, 6) for name, seconds in collected.times.items()},
-                training_time=round(now - after, 6),
-                fingerprint=record.fingerprint(named) if marked else None,
-            ),
-            [
-                record.Rollout(
-                    actor=0,
-                    group=None,
-                    rollout=number,
-                    steps=args.batch_size,
-                    wall_time=wall_time,
-                    version_first=number,
-                    version_last=number,
-                    versions=[(number, args.batch_size)],
-                    learner_version=number,
-                )
-            ],
-            episode_rows(collected.replayed, collected.invalid, first_step, wall_time),
+        collected_here, made = rows(
+            number,
+            args.batch_size,
+            Times(last, begin - started, after - started, now - started),
+            collected.times,
+            metrics,
+            fingerprint=record.fingerprint(named) if marked else None,
         )
+        episodes = episode_rows(
+            collected.replayed.episodes,
+            args.num_envs,
+            (number - 1) * args.batch_size,
+            collected_here.wall_time,
+            collected.invalid,
+        )
+        log.write(made, [collected_here], episodes)
         last = now - started
     actor.close()
 

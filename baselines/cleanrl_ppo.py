@@ -21,9 +21,10 @@ import numpy as np
 import optax
 from msgspec import UNSET
 
+from baselines.synchronous import Repetition, Times, check_batches, episode_rows, rows
 from cleanba import record, trees
 from cleanba.audit.preparation import platform_of, prepare_again
-from cleanba.audit.segments import Repeated, Replayed
+from cleanba.audit.segments import Replayed
 from cleanba.environments import (
     EnvSpec,
     EpisodeStatistics,
@@ -47,7 +48,7 @@ from cleanba.run.arguments import (
     check_args,
     hyperparameters,
 )
-from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.command_line import input_checks, run_command_line
 from cleanba.run.log import RunLog, run_info, versions
 from cleanba.run.options import (
     CheckpointOptions,
@@ -137,7 +138,7 @@ class Args:
 
 
 class Rollout(NamedTuple):
-    """T steps of B environments, all with one policy; `dones[t]` says that `obs[t]` ended an episode."""
+    """T steps of B environments, all with one policy; `dones[t]` is true where `obs[t]` ended an episode."""
 
     obs: Any  # [T + 1, B, ...]
     dones: Any  # bool [T + 1, B]
@@ -325,15 +326,12 @@ def prepare(args: Args) -> Plan:
       RecordError: if there is a record already and it may not be overwritten.
     """
     check_args(args)
-    if args.batch_size % args.num_minibatches:
-        raise BadInput(
-            f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
-            f"batch ({args.num_envs} environments x {args.num_steps} steps)"
-        )
-    if args.total_timesteps < args.batch_size:
-        raise BadInput(
-            f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
-        )
+    check_batches(
+        num_envs=args.num_envs,
+        num_steps=args.num_steps,
+        num_minibatches=args.num_minibatches,
+        total_timesteps=args.total_timesteps,
+    )
     num_updates = args.total_timesteps // args.batch_size
     checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
     run = run_id(SYSTEM, args.env_id, args.seed, args.run, "one-device")
@@ -509,47 +507,21 @@ def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
         now = time.perf_counter()
 
         # The record.
-        first_step = (number - 1) * args.batch_size
-        wall_time = round(collected - started, 4)
-        episodes = [
-            record.Episode(
-                step=first_step + (e.t + 1) * args.num_envs,
-                wall_time=wall_time,
-                env_index=e.index,
-                episode_return=e.episode_return,
-                length=e.length,
-            )
-            for e in played.episodes
-        ]
-        collected_here = record.Rollout(
-            actor=0,
-            group=None,
-            rollout=number,
-            steps=args.batch_size,
-            wall_time=wall_time,
-            version_first=number,
-            version_last=number,
-            versions=[(number, args.batch_size)],
-            learner_version=number,
-        )
         marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
         saves = plan.checkpoint_every and number % plan.checkpoint_every == 0
         saved = learner.arrays() if saves else None
-        made = record.Update(
-            version=number + 1,
-            step=first_step + args.batch_size,
-            wall_time=round(now - started, 4),
-            update_seconds=round(now - started - last, 6),
-            **metrics,
-            # There are no queues: rollout and update take turns.
-            rollout_queue_get_time=0.0,
-            params_queue_get_time=0.0,
-            rollout_queue_put_time=0.0,
-            rollout_time=round(collected - begin, 6),
-            **{name: round(seconds, 6) for name, seconds in times.items()},
-            training_time=round(now - collected, 6),
+        collected_here, made = rows(
+            number,
+            args.batch_size,
+            Times(last, begin - started, collected - started, now - started),
+            times,
+            metrics,
             fingerprint=record.fingerprint(learner.state.params) if marked else None,
             checkpoint=UNSET if saved is None else record.fingerprint(saved),
+        )
+        first_step = (number - 1) * args.batch_size
+        episodes = episode_rows(
+            played.episodes, args.num_envs, first_step, collected_here.wall_time
         )
         log.record.write_actions(pack(Frame(played.actions, played.digest), shape))
         log.write(made, [collected_here], episodes)
@@ -569,41 +541,6 @@ def train(plan: Plan, params: Any, log: RunLog) -> AgentState:
     return learner.state
 
 
-class Repetition:
-    """The training of a recorded run, from its beginning; see `cleanba.audit.segments.Repetition`."""
-
-    def __init__(self, plan: Plan):
-        """Make the environments and the initial parameters."""
-        self._actor = Actor(plan)
-        self._learner = Learner(plan, initial_params(plan.args, plan.spec, plan.network))
-
-    def replay(self, actions: np.ndarray) -> Replayed:
-        """Step the environments through recorded actions [T, B]."""
-        self._learner.updates += 1
-        return self._actor.replay(actions)
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the learner's state from a checkpoint after the updates so far."""
-        self._learner.restore(arrays)
-
-    def update(self) -> Repeated:
-        """Collect a rollout, and learn from it."""
-        rollout, played, _ = self._actor.collect(self._learner.state.params)
-        return Repeated(played, self._learner.learn(rollout))
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the parameters."""
-        return record.fingerprint(self._learner.state.params)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return what a checkpoint after the last update holds."""
-        return self._learner.arrays()
-
-    def close(self) -> None:
-        """Free the environments."""
-        self._actor.close()
-
-
 def repeat(run: record.Run) -> Repetition:
     """Prepare to make the updates of a record again.
 
@@ -612,7 +549,9 @@ def repeat(run: record.Run) -> Repetition:
       Mismatch: if the environment has another number of actions than the record.
     """
     hardware = Hardware(platform=platform_of(run))
-    return Repetition(prepare_again(run, Args, prepare, pinned, hardware=hardware))
+    plan = prepare_again(run, Args, prepare, pinned, hardware=hardware)
+    params = initial_params(plan.args, plan.spec, plan.network)
+    return Repetition(Actor(plan), Learner(plan, params))
 
 
 def main(args: Args) -> None:

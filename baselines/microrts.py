@@ -23,18 +23,18 @@ from cleanba.run.command_line import BadInput
 
 
 class Scenario(NamedTuple):
-    """A task: where it is played, for how long, against whom, for which rewards."""
+    """The rules of a task: map, length, rewards and opponent."""
 
     map_path: str
-    episode_steps: int  # at most; an episode ends earlier if the first reward function says so
+    episode_steps: int  # at most; the first reward function can end an episode earlier
     rewards: tuple[str, ...]  # the game's reward functions
     opponent: Literal["PassiveAI", "RandomBiasedAI"] = "PassiveAI"
 
 
-# Ends when no resource is left: 1 for each that a worker harvests, and for each that it returns.
+# 1 for each resource that a worker harvests, and for each that it returns. Ends when no resource is left.
 HARVESTING = ("ResourceGather",)
-# Ends with the game. The match counts 1 or -1, the last one by how much the unit nearest to the enemy's base
-# came nearer to it, and the others count events.
+# Ends with the game. WinLoss is 1 or -1, CloserToEnemyBase the distance by which the nearest unit approached
+# the enemy's base, and the others count events.
 REWARDS = (
     "WinLoss", "ResourceGather", "ProduceWorker", "ProduceBuilding", "Attack", "ProduceCombatUnit",
     "CloserToEnemyBase",
@@ -52,8 +52,7 @@ TICKS_PER_STEP = 10  # one with the action, nine without
 UNIT_TYPES = 7
 PLANES = (5, 5, 3, UNIT_TYPES + 1, 6)  # hit points, resources, owner, unit type, current action
 REACH = 3  # the game takes targets of attacks as offsets of at most this many cells
-# The game has no such limit of its own: episodes end here.
-_NO_LIMIT = 2**30
+_NO_LIMIT = 2**30  # ticks after which the game itself would end an episode
 
 # Planes of an observation, and their values.
 OWNER, UNIT_TYPE, CURRENT_ACTION = 2, 3, 4
@@ -64,7 +63,7 @@ INVALID = ("null", "busy", "owner")
 
 
 class Task(NamedTuple):
-    """The sizes of a task."""
+    """The sizes of a task's map, observations and actions."""
 
     env_id: str
     height: int
@@ -72,7 +71,7 @@ class Task(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """The task itself."""
+        """The task's rules."""
         return SCENARIOS[self.env_id]
 
     @property
@@ -253,7 +252,8 @@ def target_mask(obs: np.ndarray) -> np.ndarray:
 def invalid_counts(obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Return which actions choose a source unit that is not there, is busy, or is not the player's.
 
-    A unit can be busy and another's. NOOP does not count for a busy unit, as in the game's own statistics.
+    A unit can be both busy and another player's. NOOP does not count for a busy unit, as in the game's own
+    statistics.
 
     Args:
       obs: [B, 5, height, width], before the action.

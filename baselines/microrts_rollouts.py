@@ -8,7 +8,6 @@ import numpy as np
 
 from baselines import microrts
 from baselines.microrts import MicroRTS, Task
-from cleanba import record
 from cleanba.audit.segments import Replayed
 from cleanba.environments import Episode, EpisodeStatistics
 from cleanba.record.actions import GroupDigest, combine_digests
@@ -19,7 +18,7 @@ Act = Callable[[Any, np.ndarray, np.int32], tuple[Any, Any, Any]]
 
 
 class Rollout(NamedTuple):
-    """T steps of B environments; `dones[t]` says that `actions[t]` ended an episode."""
+    """T steps of B environments; `dones[t]` is true where `actions[t]` ended an episode."""
 
     obs: Any  # uint8 [T + 1, B, 5, height, width]
     actions: Any  # int32 [T, B, 8]
@@ -125,21 +124,3 @@ class Actor:
         for i, first in enumerate(before):
             self._invalid[i] += invalid[first:, i].sum(axis=0)
         return result
-
-
-def episode_rows(
-    replayed: Replayed, invalid: Sequence[dict[str, int]], first_step: int, wall_time: float
-) -> list[record.Episode]:
-    """Return the rows of the episodes that ended in a rollout, whose first step is `first_step`."""
-    num_envs = replayed.actions.shape[1]
-    return [
-        record.Episode(
-            step=first_step + (e.t + 1) * num_envs,
-            wall_time=wall_time,
-            env_index=e.index,
-            episode_return=e.episode_return,
-            length=e.length,
-            **counts,
-        )
-        for e, counts in zip(replayed.episodes, invalid, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""PPO on µRTS with four ways to handle invalid actions, in JAX, in one file.
+"""PPO on µRTS with four ways to handle invalid actions, in JAX.
 
 "A Closer Look at Invalid Action Masking in Policy Gradient Algorithms"
 (https://arxiv.org/abs/2006.14171): most actions of a real-time strategy game are invalid in most states.
@@ -31,10 +31,11 @@ from msgspec import UNSET
 
 from baselines import microrts
 from baselines.microrts import HARVESTING, PLANES, SCENARIOS, Task
-from baselines.microrts_rollouts import Act, Actor, Rollout, episode_rows
+from baselines.microrts_rollouts import Act, Actor, Rollout
+from baselines.synchronous import Repetition, Times, check_batches, episode_rows, rows
 from cleanba import record, trees
 from cleanba.audit.preparation import platform_of, prepare_again
-from cleanba.audit.segments import NotRepeatable, Repeated, Replayed
+from cleanba.audit.segments import NotRepeatable
 from cleanba.exact import placement
 from cleanba.preparation import PACKAGES
 from cleanba.record import checkpoints
@@ -49,7 +50,7 @@ from cleanba.run.arguments import (
     check_args,
     hyperparameters,
 )
-from cleanba.run.command_line import BadInput, input_checks, run_command_line
+from cleanba.run.command_line import input_checks, run_command_line
 from cleanba.run.log import RunLog, run_info, versions
 from cleanba.run.options import (
     CheckpointOptions,
@@ -280,6 +281,47 @@ def gae(
     return advantages, advantages + values
 
 
+def clipped_losses(
+    log_policies: Sequence[jax.Array],
+    values: jax.Array,
+    minibatch: Transitions,
+    *,
+    clip_coef: float,
+    ent_coef: float,
+    vf_coef: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return PPO's loss of a minibatch, with clipped values, and its parts.
+
+    Args:
+      log_policies: log-probabilities of each component of an action [N, size].
+      values: [N].
+      minibatch: what they are compared with.
+      clip_coef: clipping of the probability ratio, and of the change of values.
+      ent_coef: coefficient of the entropy.
+      vf_coef: coefficient of the value loss.
+    """
+    log_ratio = log_probability(log_policies, minibatch.actions) - minibatch.logprobs
+    ratio = jnp.exp(log_ratio)
+    unclipped = -minibatch.advantages * ratio
+    clipped = -minibatch.advantages * jnp.clip(ratio, 1 - clip_coef, 1 + clip_coef)
+    policy_loss = jnp.maximum(unclipped, clipped).mean()
+    change = jnp.clip(values - minibatch.values, -clip_coef, clip_coef)
+    errors = jnp.maximum(
+        (values - minibatch.returns) ** 2, (minibatch.values + change - minibatch.returns) ** 2
+    )
+    value_loss = 0.5 * errors.mean()
+    mean_entropy = entropy(log_policies).mean()
+    loss = policy_loss - ent_coef * mean_entropy + vf_coef * value_loss
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": mean_entropy,
+        "approx_kl": ((ratio - 1) - log_ratio).mean(),
+        "clip_fraction": (jnp.abs(ratio - 1) > clip_coef).mean(),
+    }
+
+
 def ppo_loss(
     params: Any, agent: Agent, minibatch: Transitions, args: Args
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -287,29 +329,61 @@ def ppo_loss(
     logits = agent.logits(params, minibatch.obs)
     if args.strategy in ("masking", "removed"):
         logits = masked(logits, masks_of(minibatch.obs))
-    log_policies = [jax.nn.log_softmax(x) for x in logits]
-    log_ratio = log_probability(log_policies, minibatch.actions) - minibatch.logprobs
-    ratio = jnp.exp(log_ratio)
-    unclipped = -minibatch.advantages * ratio
-    clipped = -minibatch.advantages * jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = jnp.maximum(unclipped, clipped).mean()
-
-    values = agent.values(params, minibatch.obs)
-    change = jnp.clip(values - minibatch.values, -args.clip_coef, args.clip_coef)
-    errors = jnp.maximum(
-        (values - minibatch.returns) ** 2, (minibatch.values + change - minibatch.returns) ** 2
+    return clipped_losses(
+        [jax.nn.log_softmax(x) for x in logits],
+        agent.values(params, minibatch.obs),
+        minibatch,
+        clip_coef=args.clip_coef,
+        ent_coef=args.ent_coef,
+        vf_coef=1.0,
     )
-    value_loss = 0.5 * errors.mean()
-    mean_entropy = entropy(log_policies).mean()
-    loss = policy_loss - args.ent_coef * mean_entropy + value_loss
-    return loss, {
-        "loss": loss,
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": mean_entropy,
-        "approx_kl": ((ratio - 1) - log_ratio).mean(),
-        "clip_fraction": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
-    }
+
+
+def learn_in_epochs(
+    learn: Callable, state: AgentState, transitions: Transitions, args: Any, key: jax.Array
+) -> tuple[AgentState, dict[str, jax.Array]]:
+    """Learn from all minibatches of all epochs.
+
+    Args:
+      learn: from a state and a minibatch to the next state and metrics.
+      state: before the update.
+      transitions: of a rollout, [T, B, ...].
+      args: with `batch_size`, `num_minibatches` and `update_epochs`.
+      key: of the permutations.
+
+    Returns:
+      The state after the update, and the metrics [epochs, minibatches].
+    """
+    batch = jax.tree.map(lambda x: x.reshape(args.batch_size, *x.shape[2:]), transitions)
+
+    def epoch(state: AgentState, key: jax.Array) -> tuple[AgentState, dict[str, jax.Array]]:
+        order = jax.random.permutation(key, args.batch_size)
+        minibatches = jax.tree.map(
+            lambda x: x[order].reshape(args.num_minibatches, -1, *x.shape[1:]), batch
+        )
+        return jax.lax.scan(learn, state, minibatches)
+
+    return jax.lax.scan(epoch, state, jax.random.split(key, args.update_epochs))
+
+
+def make_learn(loss: Callable, model: Any, args: Any, optimizer: Any) -> Callable:
+    """Return one step of the optimizer: from a state and a minibatch to the next state and metrics.
+
+    Args:
+      loss: of (parameters, model, minibatch, args), with its parts.
+      model: of the policy and the value function.
+      args: of the loss.
+      optimizer: of the parameters.
+    """
+
+    def learn(state: AgentState, minibatch: Transitions) -> tuple[AgentState, dict[str, jax.Array]]:
+        gradient = jax.grad(loss, has_aux=True)
+        grads, metrics = gradient(state.params, model, minibatch, args)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return AgentState(params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+
+    return learn
 
 
 def make_optimizer(args: Args) -> tuple[optax.GradientTransformation, Callable]:
@@ -356,12 +430,7 @@ def make_update(agent: Agent, args: Args, optimizer: optax.GradientTransformatio
     The metrics are of each minibatch, [epochs, minibatches].
     """
 
-    def learn(state: AgentState, minibatch: Transitions) -> tuple[AgentState, dict[str, jax.Array]]:
-        gradient = jax.grad(ppo_loss, has_aux=True)
-        grads, metrics = gradient(state.params, agent, minibatch, args)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return AgentState(params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
+    learn = make_learn(ppo_loss, agent, args, optimizer)
 
     @jax.jit
     def update(
@@ -378,16 +447,7 @@ def make_update(agent: Agent, args: Args, optimizer: optax.GradientTransformatio
         parts = Transitions(
             rollout.obs[:-1], rollout.actions, rollout.logprobs, rollout.values, advantages, returns
         )
-        batch = jax.tree.map(lambda x: x.reshape(args.batch_size, *x.shape[2:]), parts)
-
-        def epoch(state: AgentState, key: jax.Array) -> tuple[AgentState, dict[str, jax.Array]]:
-            order = jax.random.permutation(key, args.batch_size)
-            minibatches = jax.tree.map(
-                lambda x: x[order].reshape(args.num_minibatches, -1, *x.shape[1:]), batch
-            )
-            return jax.lax.scan(learn, state, minibatches)
-
-        return jax.lax.scan(epoch, state, jax.random.split(key, args.update_epochs))
+        return learn_in_epochs(learn, state, parts, args, key)
 
     return update
 
@@ -412,22 +472,19 @@ def prepare(args: Args) -> Plan:
       RecordError: if there is a record already and it may not be overwritten.
     """
     check_args(args)
-    if args.batch_size % args.num_minibatches:
-        raise BadInput(
-            f"--num-minibatches {args.num_minibatches}: must divide the {args.batch_size} steps of a "
-            f"batch ({args.num_envs} environments x {args.num_steps} steps)"
-        )
-    if args.total_timesteps < args.batch_size:
-        raise BadInput(
-            f"--total-timesteps {args.total_timesteps}: one update learns from {args.batch_size} steps"
-        )
+    check_batches(
+        num_envs=args.num_envs,
+        num_steps=args.num_steps,
+        num_minibatches=args.num_minibatches,
+        total_timesteps=args.total_timesteps,
+    )
     num_updates = args.total_timesteps // args.batch_size
     checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
     run = run_id(system_name(args), args.env_id, args.seed, args.run, "one-device")
     check_env_id = partial(microrts.check_env_id, choices=TASKS)
     check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=check_env_id)
     task = microrts.describe_task(args.env_id)
-    placement.start_jax(layout(args), portable=False)
+    placement.start_jax(layout(args.hardware), portable=False)
     return Plan(args, run, task, make_agent(task), num_updates, checkpoint_every)
 
 
@@ -437,12 +494,12 @@ def system_name(args: Args) -> str:
     return f"{PROGRAM}_{args.strategy}{suffix}"
 
 
-def layout(args: Args) -> placement.Hardware:
+def layout(hardware: Hardware) -> placement.Hardware:
     """Return the hardware settings of one thread and one device, in the terms of Cleanba's trainers."""
     return placement.Hardware(
         num_actor_threads=1,
-        platform=args.hardware.platform,
-        compilation_cache=args.hardware.compilation_cache,
+        platform=hardware.platform,
+        compilation_cache=hardware.compilation_cache,
     )
 
 
@@ -462,7 +519,7 @@ def begin_log(plan: Plan) -> RunLog:
         plan.run,
         program=PROGRAM,
         hyperparameters=pinned(plan)["hyperparameters"],
-        hardware=placement.describe_hardware(layout(args), num_processes=1),
+        hardware=placement.describe_hardware(layout(args.hardware), num_processes=1),
         packages=VERSIONS,
     )
     if records_actions(args):
@@ -549,44 +606,29 @@ def train(plan: Plan, log: RunLog) -> AgentState:
             played, played_at = evaluator.collect(learner.state.params), time.perf_counter()
 
         # The record.
+        marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
+        saves = plan.checkpoint_every and number % plan.checkpoint_every == 0
+        saved = learner.arrays() if saves else None
+        collected_here, made = rows(
+            number,
+            args.batch_size,
+            Times(last, begin - started, after - started, now - started),
+            collected.times,
+            metrics,
+            fingerprint=record.fingerprint(learner.state.params) if marked else None,
+            checkpoint=UNSET if saved is None else record.fingerprint(saved),
+        )
         first_step = (number - 1) * args.batch_size
-        wall_time = round(after - started, 4)
         episodes = episode_rows(
-            played.replayed, played.invalid, first_step, round(played_at - started, 4)
+            played.replayed.episodes,
+            args.num_envs,
+            first_step,
+            round(played_at - started, 4),
+            played.invalid,
         )
         if evaluator is not None:  # they were played after the update
             for episode in episodes:
                 episode.step = first_step + args.batch_size
-        collected_here = record.Rollout(
-            actor=0,
-            group=None,
-            rollout=number,
-            steps=args.batch_size,
-            wall_time=wall_time,
-            version_first=number,
-            version_last=number,
-            versions=[(number, args.batch_size)],
-            learner_version=number,
-        )
-        marked = number == plan.num_updates or number % args.logging.fingerprint_every == 0
-        saves = plan.checkpoint_every and number % plan.checkpoint_every == 0
-        saved = learner.arrays() if saves else None
-        made = record.Update(
-            version=number + 1,
-            step=first_step + args.batch_size,
-            wall_time=round(now - started, 4),
-            update_seconds=round(now - started - last, 6),
-            **metrics,
-            # There are no queues: rollout and update take turns.
-            rollout_queue_get_time=0.0,
-            params_queue_get_time=0.0,
-            rollout_queue_put_time=0.0,
-            rollout_time=round(after - begin, 6),
-            **{name: round(seconds, 6) for name, seconds in collected.times.items()},
-            training_time=round(now - after, 6),
-            fingerprint=record.fingerprint(learner.state.params) if marked else None,
-            checkpoint=UNSET if saved is None else record.fingerprint(saved),
-        )
         if records_actions(args):
             replayed = collected.replayed
             log.record.write_actions(pack(Frame(replayed.actions, replayed.digest), shape))
@@ -609,41 +651,6 @@ def train(plan: Plan, log: RunLog) -> AgentState:
     return learner.state
 
 
-class Repetition:
-    """The training of a recorded run, from its beginning; see `cleanba.audit.segments.Repetition`."""
-
-    def __init__(self, plan: Plan):
-        """Make the environments and the initial parameters."""
-        self._actor = make_actor(plan, plan.args.strategy, stream=2)
-        self._learner = Learner(plan)
-
-    def replay(self, actions: np.ndarray) -> Replayed:
-        """Step the environments through recorded actions [T, B]."""
-        self._learner.updates += 1
-        return self._actor.replay(actions)
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the learner's state from a checkpoint after the updates so far."""
-        self._learner.restore(arrays)
-
-    def update(self) -> Repeated:
-        """Collect a rollout, and learn from it."""
-        collected = self._actor.collect(self._learner.state.params)
-        return Repeated(collected.replayed, self._learner.learn(collected.rollout))
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the parameters."""
-        return record.fingerprint(self._learner.state.params)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return what a checkpoint after the last update holds."""
-        return self._learner.arrays()
-
-    def close(self) -> None:
-        """Free the environments."""
-        self._actor.close()
-
-
 def repeat(run: record.Run) -> Repetition:
     """Prepare to make the updates of a record again.
 
@@ -654,7 +661,8 @@ def repeat(run: record.Run) -> Repetition:
     if run.info.hyperparameters.get("strategy") == "removed":
         raise NotRepeatable("its episodes are not those that it learned from")
     hardware = Hardware(platform=platform_of(run))
-    return Repetition(prepare_again(run, Args, prepare, pinned, hardware=hardware))
+    plan = prepare_again(run, Args, prepare, pinned, hardware=hardware)
+    return Repetition(make_actor(plan, plan.args.strategy, stream=2), Learner(plan))
 
 
 def main(args: Args) -> None:

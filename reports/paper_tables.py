@@ -266,34 +266,34 @@ def speeds_and_scores(tables: Tables) -> list[str]:
 
 # Return, invalid actions (null, busy, owner), shares of the steps until solved and until the first reward.
 MASKING_PAPER = {
-    ("penalty-1", "4x4"): "0.00 | 0.00 / 0.00 / 0.00 | – | 0.53%",
-    ("penalty-0.1", "4x4"): "30.00 | 0.02 / 0.00 / 0.00 | 50.94% | 0.52%",
-    ("penalty-0.01", "4x4"): "40.00 | 0.02 / 0.00 / 0.00 | 14.32% | 0.51%",
-    ("penalty-0", "4x4"): "30.25 | 2.17 / 0.22 / 2.70 | 36.00% | 0.60%",
-    ("penalty-1", "10x10"): "0.00 | 0.00 / 0.00 / 0.00 | – | 3.43%",
-    ("penalty-0.1", "10x10"): "0.00 | 0.00 / 0.00 / 0.00 | – | 2.18%",
-    ("penalty-0.01", "10x10"): "0.50 | 0.00 / 0.00 / 0.00 | – | 1.57%",
-    ("penalty-0", "10x10"): "0.25 | 90.10 / 0.00 / 102.95 | – | 3.41%",
     ("masking", "4x4"): "40.00 | – | 8.67% | 0.07%",
     ("masking", "10x10"): "40.00 | – | 11.13% | 0.05%",
-    ("removed", "4x4"): "33.53 | 63.57 / 0.00 / 17.57 | 76.42% | –",
-    ("removed", "10x10"): "25.93 | 128.76 / 0.00 / 7.75 | 94.15% | –",
-    ("penalty-1", "16x16"): "0.25 | 0.00 / 0.00 / 0.00 | – | 0.44%",
-    ("penalty-0.1", "16x16"): "0.75 | 0.00 / 0.00 / 0.00 | – | 0.44%",
-    ("penalty-0.01", "16x16"): "1.00 | 0.02 / 0.00 / 0.00 | – | 0.44%",
-    ("penalty-0", "16x16"): "1.00 | 184.68 / 0.00 / 2.53 | – | 0.40%",
     ("masking", "16x16"): "40.00 | – | 11.47% | 0.08%",
-    ("removed", "16x16"): "17.32 | 165.12 / 0.00 / 0.52 | – | –",
-    ("naive", "16x16"): "40.00 | – | 30.59% | 0.10%",
     ("naive", "4x4"): "59.61 | – | 11.74% | 0.07%",
     ("naive", "10x10"): "40.00 | – | 13.97% | 0.05%",
+    ("naive", "16x16"): "40.00 | – | 30.59% | 0.10%",
+    ("removed", "4x4"): "33.53 | 63.57 / 0.00 / 17.57 | 76.42% | –",
+    ("removed", "10x10"): "25.93 | 128.76 / 0.00 / 7.75 | 94.15% | –",
+    ("removed", "16x16"): "17.32 | 165.12 / 0.00 / 0.52 | – | –",
+    ("penalty-0", "4x4"): "30.25 | 2.17 / 0.22 / 2.70 | 36.00% | 0.60%",
+    ("penalty-0", "10x10"): "0.25 | 90.10 / 0.00 / 102.95 | – | 3.41%",
+    ("penalty-0", "16x16"): "1.00 | 184.68 / 0.00 / 2.53 | – | 0.40%",
+    ("penalty-0.01", "4x4"): "40.00 | 0.02 / 0.00 / 0.00 | 14.32% | 0.51%",
+    ("penalty-0.01", "10x10"): "0.50 | 0.00 / 0.00 / 0.00 | – | 1.57%",
+    ("penalty-0.01", "16x16"): "1.00 | 0.02 / 0.00 / 0.00 | – | 0.44%",
+    ("penalty-0.1", "4x4"): "30.00 | 0.02 / 0.00 / 0.00 | 50.94% | 0.52%",
+    ("penalty-0.1", "10x10"): "0.00 | 0.00 / 0.00 / 0.00 | – | 2.18%",
+    ("penalty-0.1", "16x16"): "0.75 | 0.00 / 0.00 / 0.00 | – | 0.44%",
+    ("penalty-1", "4x4"): "0.00 | 0.00 / 0.00 / 0.00 | – | 0.53%",
+    ("penalty-1", "10x10"): "0.00 | 0.00 / 0.00 / 0.00 | – | 3.43%",
+    ("penalty-1", "16x16"): "0.25 | 0.00 / 0.00 / 0.00 | – | 0.44%",
 }
 
 
 def masking_table2(tables: Tables) -> list[str]:
-    """Return table 2 of the paper on invalid action masking: means over seeds, the paper's values below.
+    """Return table 2 of the paper on invalid action masking: means over seeds, and the paper's values.
 
-    Here the first reward is dated by the end of its episode, in the paper by its own step.
+    The first reward counts from the end of its episode here, and from its own step in the paper.
     """
     metrics = masking_metrics(tables)
     lines = [
@@ -352,13 +352,12 @@ def guidance_table1(tables: Tables) -> list[str]:
 
 
 def _mean_of_finite(shares: pd.Series) -> str:
-    """Return the mean share of the runs that got there, and how many they are if not all."""
-    there = shares[shares < math.inf]
-    if there.empty:
+    """Return the mean of the finite shares, and how many they are if not all."""
+    finite = shares[shares < math.inf]
+    if finite.empty:
         return "–"
-    return f"{there.mean():.2%}" + (
-        f" ({len(there)} of {len(shares)})" if len(there) < len(shares) else ""
-    )
+    text = f"{finite.mean():.2%}"
+    return text if len(finite) == len(shares) else f"{text} ({len(finite)} of {len(shares)})"
 
 
 class Table(NamedTuple):

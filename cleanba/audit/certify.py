@@ -7,7 +7,7 @@
 A configuration is trained under each setting in fresh processes (trials.py). The chains of parameter
 fingerprints, the episodes, the policy-lag records and the recorded actions are compared with those of the
 first setting (comparison.py). The certificate is printed and written as JSON and Markdown (certificate.py).
-After each configuration the certificate so far is saved, and --resume continues it.
+It is saved after each configuration, and --resume continues an interrupted one.
 Exit code 0: all settings gave the same bits. 1: at least one did not; the certificate names the first update
 and the first tensor that differ, and by how much.
 """
@@ -40,10 +40,12 @@ from cleanba.audit.matrix import (
 )
 from cleanba.audit.trials import Program, Trial, run_trials
 from cleanba.environments import check_env_id, is_atari
+from cleanba.exact.placement import cpu_model
 from cleanba.record import RecordError, replace_file, source_revision
 from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, run_command_line
 from cleanba.run.flags import flags
+from cleanba.run.log import versions
 
 NUM_MINIBATCHES = 2
 PARAMETERS = "['params']"  # begins the name of each parameter in a checkpoint
@@ -325,7 +327,8 @@ def completed_parts(args: Args, path: Path) -> tuple[list[Part], float]:
       path: the interrupted certificate; without such a file there are no parts.
 
     Raises:
-      BadInput: if there is one and `--resume` is not given, or it is of other arguments or another revision.
+      BadInput: if there is one and `--resume` is not given, or if its arguments, revision or machine are not
+        the current ones.
     """
     if not path.exists():
         return [], 0.0
@@ -337,7 +340,7 @@ def completed_parts(args: Args, path: Path) -> tuple[list[Part], float]:
         found = certificate.read(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"--resume: {path}: {error}") from None
-    if found.arguments != recorded_arguments(args):
+    if found.arguments != recorded_arguments(args) or not found.configurations:
         raise BadInput(f"--resume: {path} has other arguments: {found.arguments}")
     revision = source_revision(Path(args.trainers))
     made_from = found.configurations[0].revision or ""
@@ -346,20 +349,29 @@ def completed_parts(args: Args, path: Path) -> tuple[list[Part], float]:
             f"--resume: {path} is of revision {made_from or 'unknown'}, the source of "
             f"{revision or 'unknown'}; both must be the same commit without changes"
         )
+    check_same_machine(found.configurations, args.platform)
     return found.configurations, found.seconds
 
 
-def check_same_machine(parts: Sequence[Part]) -> None:
-    """Refuse to mix parts of several machines in one certificate.
+def check_same_machine(parts: Sequence[Part], platform: str) -> None:
+    """Refuse to continue on another machine than the one that completed some parts.
+
+    Args:
+      parts: that were completed.
+      platform: kind of device.
 
     Raises:
-      BadInput: if versions or processors of two parts differ.
+      BadInput: if the processor or a version of a package is another one.
     """
-    found = {(part.device_kind, *sorted(part.versions.items())) for part in parts if part.versions}
-    if len(found) > 1:
-        raise BadInput(
-            "--resume: the completed parts come from another processor or from other versions of packages"
-        )
+    own = versions(())
+    for part in parts:
+        packages = [name for name in part.versions if name not in own]
+        if part.versions and part.versions != versions(packages):
+            raise BadInput("--resume: the completed configurations used other versions of packages")
+        if part.device_kind not in (None, cpu_model()) and platform == "cpu":
+            raise BadInput(
+                f"--resume: the completed configurations ran on another processor, {part.device_kind}"
+            )
 
 
 def main(args: Args) -> None:
@@ -386,9 +398,7 @@ def main(args: Args) -> None:
     for number, configuration in enumerate(todo):
         print(f"\n{configuration.name}", flush=True)
         if number == len(parts):
-            part = certify(args, configuration, settings)
-            check_same_machine([*parts, part])
-            parts.append(part)
+            parts.append(certify(args, configuration, settings))
             so_far = summarize(args, name, parts, time.perf_counter() - start)
             replace_file(partial, certificate.as_json(so_far))
         for row in parts[number].layouts:

@@ -187,6 +187,7 @@ def test_a_random_opponent_ends_games(tmp_path):
     lengths, matches = [], []
     for t in range(1, 601):
         step = games.step(waiting)
+        assert np.abs(step.rewards).max() <= microrts.TICKS_PER_STEP  # also when a last unit dies
         if step.dones.any():
             lengths.append(t)
             matches += step.rewards[step.dones, 0].tolist()

@@ -11,8 +11,10 @@ import pytest
 
 from cleanba.audit import certify, matrix
 from cleanba.audit.certificate import Part, Row
+from cleanba.exact.placement import cpu_model
 from cleanba.record import checkpoints
 from cleanba.run.command_line import BadInput, parse
+from cleanba.run.log import versions
 from tests.cleanba.conftest import ROOT
 
 # A trainer whose action keys depend on the number of actor threads.
@@ -122,9 +124,9 @@ def interrupted(tmp_path, monkeypatch):
     """Interrupt a certificate of PPO and IMPALA in its second configuration.
 
     Returns:
-      What was trained, and the processor that trains.
+      What was trained, on which machine.
     """
-    machine = SimpleNamespace(trained=[], processor="AMD")
+    machine = SimpleNamespace(trained=[], processor=cpu_model(), versions=versions(["jax"]))
 
     def train(args, configuration, settings):
         machine.trained.append(configuration.algo)
@@ -133,7 +135,7 @@ def interrupted(tmp_path, monkeypatch):
         row = Row(layout="a0-l0-d1-t1", updates=4, seconds=1.0, fingerprint="ab", episodes=1,
                   verdict="reference", same=True)  # fmt: skip
         return Part(configuration=configuration.name, command=[], hyperparameters={},
-                    versions={"jax": "0.10"}, device_kind=machine.processor, revision=REVISION,
+                    versions=machine.versions, device_kind=machine.processor, revision=REVISION,
                     layouts=[row], same=True)  # fmt: skip
 
     monkeypatch.setattr(certify, "certify", train)
@@ -180,10 +182,20 @@ def test_an_interrupted_certificate_is_neither_lost_nor_mixed_with_another(
     assert (tmp_path / "x.partial.json").read_bytes() == before
 
 
-def test_a_certificate_is_not_continued_on_another_processor(tmp_path, interrupted):
-    interrupted.processor = "Intel"
-    with pytest.raises(BadInput, match="come from another processor or from other versions"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("cpu_model", lambda: "Another", "ran on another processor"),
+        ("versions", lambda packages: {"jax": "0"}, "used other versions of packages"),
+    ],
+)
+def test_a_certificate_is_not_continued_on_another_machine(
+    tmp_path, monkeypatch, interrupted, name, value, message
+):
+    monkeypatch.setattr(certify, name, value)
+    with pytest.raises(BadInput, match=message):
         certify.main(parse(certify.Args, both_algorithms(tmp_path, "--resume"), ""))
+    assert interrupted.trained == ["ppo", "impala"]
     assert not (tmp_path / "x.json").exists()
 
 

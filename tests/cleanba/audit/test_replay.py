@@ -264,7 +264,7 @@ def test_an_interrupted_run_is_verified_as_far_as_its_actions_go(train):
     assert "verified up to its last action" in done.stdout
 
 
-@pytest.mark.parametrize("num_actions", [1, 2, 3, 18, 19, 256, 1000])
+@pytest.mark.parametrize("num_actions", [1, 2, 3, 18, 19, 256, 1000, 107_520_000, 2**31])
 def test_actions_are_unpacked_as_they_were_packed(num_actions):
     rng = np.random.default_rng(num_actions)
     shape = Shape(num_steps=7, num_envs=5, num_actions=num_actions)
@@ -275,7 +275,7 @@ def test_actions_are_unpacked_as_they_were_packed(num_actions):
     np.testing.assert_array_equal(frame.actions, actions)
     assert frame.digest == b"d" * 16
     with pytest.raises(ValueError, match="do not fit"):
-        pack(Frame(actions + num_actions, b"d" * 16), shape)
+        pack(Frame(actions.astype(np.int64) + num_actions, b"d" * 16), shape)
     with pytest.raises(ValueError, match="do not fit"):
         pack(Frame(actions[1:], b"d" * 16), shape)
 
