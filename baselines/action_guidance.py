@@ -17,7 +17,7 @@ PPO itself is that of ppo_microrts.py. docs/differences.md compares the program 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.linen.initializers import orthogonal
 
 from baselines import microrts
 from baselines.microrts import Task
@@ -50,6 +49,7 @@ from baselines.ppo_microrts import (
 from baselines.synchronous import Times, check_batches, episode_rows, rows
 from cleanba import record
 from cleanba.exact import placement
+from cleanba.networks import Dense, StridedConv
 from cleanba.run.arguments import (
     Count,
     Hyper,
@@ -131,6 +131,8 @@ class Args:
     """Largest norm of a policy's gradient."""
     adam_eps: Hyper[NotNegative] = 1e-5
     """Epsilon of Adam."""
+    portable: Hyper[bool] = True
+    """On a CPU, compute the same bits on every processor, as Cleanba PPO does. No effect on a GPU."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions(log_frequency=1)
@@ -150,17 +152,16 @@ class Network(nn.Module):
     """Two convolutions and a hidden layer, which policy and value function share."""
 
     components: tuple[int, ...]
+    portable: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         """Map observations to the logits of each component [B, size], and values [B]."""
-        init = orthogonal(2**0.5)
-        x = encode(obs)
-        x = nn.relu(nn.Conv(16, (3, 3), strides=2, padding="VALID", kernel_init=init)(x))
-        x = nn.relu(nn.Conv(32, (2, 2), padding="VALID", kernel_init=init)(x))
-        x = nn.relu(nn.Dense(128, kernel_init=init)(x.reshape(x.shape[0], -1)))
-        logits = nn.Dense(sum(self.components), kernel_init=orthogonal(0.01))(x)
-        value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)[:, 0]
+        x = nn.relu(StridedConv(16, 3, 2, self.portable)(encode(obs)))
+        x = nn.relu(StridedConv(32, 2, 1, self.portable)(x))
+        x = nn.relu(Dense(128, 2**0.5, self.portable)(x.reshape(x.shape[0], -1)))
+        logits = Dense(sum(self.components), 0.01, self.portable)(x)
+        value = Dense(1, 1.0, self.portable)(x)[:, 0]
         return jnp.split(logits, np.cumsum(self.components)[:-1].tolist(), axis=-1), value
 
 
@@ -340,8 +341,9 @@ def prepare(args: Args) -> Plan:
     check_env_id = partial(microrts.check_env_id, choices=REWARD_WEIGHTS)
     check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=check_env_id)
     task = microrts.describe_task(args.env_id)
-    placement.start_jax(layout(args.hardware), portable=False)
-    network = Network(task.components)
+    placement.start_jax(layout(args.hardware), args.portable)
+    args = replace(args, portable=args.portable and jax.local_devices()[0].platform == "cpu")
+    network = Network(task.components, args.portable)
     return Plan(args, run, task, network, args.total_timesteps // args.batch_size)
 
 

@@ -17,7 +17,7 @@ docs/differences.md compares it with the paper's code.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.linen.initializers import orthogonal
 from msgspec import UNSET
 
 from baselines import microrts
@@ -37,6 +36,7 @@ from cleanba import record, trees
 from cleanba.audit.preparation import platform_of, prepare_again
 from cleanba.audit.segments import NotRepeatable
 from cleanba.exact import placement
+from cleanba.networks import Dense, StridedConv
 from cleanba.preparation import PACKAGES
 from cleanba.record import checkpoints
 from cleanba.record.actions import Frame, Shape, pack
@@ -118,6 +118,8 @@ class Args:
     """Largest norm of a gradient, of the policy and of the value function each."""
     adam_eps: Hyper[NotNegative] = 1e-8
     """Epsilon of Adam."""
+    portable: Hyper[bool] = True
+    """On a CPU, compute the same bits on every processor, as Cleanba PPO does. No effect on a GPU."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
     logging: Nested[LogOptions] = LogOptions(log_frequency=1)
@@ -167,6 +169,7 @@ class Network(nn.Module):
     """The paper's network: one convolution on the 4x4 map, two on larger ones, and a hidden layer."""
 
     num_outputs: int
+    portable: bool
 
     @nn.compact
     def __call__(self, planes: jax.Array) -> jax.Array:
@@ -174,11 +177,9 @@ class Network(nn.Module):
         kernels = [(16, 2)] if planes.shape[1] <= 4 else [(16, 3), (32, 3)]
         x = planes
         for channels, size in kernels:
-            x = nn.Conv(channels, (size, size), padding="VALID", kernel_init=orthogonal(2**0.5))(x)
-            x = nn.relu(x)
-        x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(128, kernel_init=orthogonal(2**0.5))(x))
-        return nn.Dense(self.num_outputs, kernel_init=orthogonal(0.01))(x)
+            x = nn.relu(StridedConv(channels, size, 1, self.portable)(x))
+        x = nn.relu(Dense(128, 2**0.5, self.portable)(x.reshape(x.shape[0], -1)))
+        return Dense(self.num_outputs, 0.01, self.portable)(x)
 
 
 class Agent(NamedTuple):
@@ -207,9 +208,10 @@ class Agent(NamedTuple):
         return self.value.apply(params["value"], encode(obs))[:, 0]
 
 
-def make_agent(task: Task) -> Agent:
+def make_agent(task: Task, *, portable: bool) -> Agent:
     """Return the agent of a task."""
-    return Agent(Network(sum(task.components)), Network(1), task.components)
+    policy, value = Network(sum(task.components), portable), Network(1, portable)
+    return Agent(policy, value, task.components)
 
 
 def masked(logits: Sequence[jax.Array], masks: Masks) -> list[jax.Array]:
@@ -484,8 +486,10 @@ def prepare(args: Args) -> Plan:
     check_env_id = partial(microrts.check_env_id, choices=TASKS)
     check_run(run, args.num_envs, overwrite=args.run.overwrite, check_env_id=check_env_id)
     task = microrts.describe_task(args.env_id)
-    placement.start_jax(layout(args.hardware), portable=False)
-    return Plan(args, run, task, make_agent(task), num_updates, checkpoint_every)
+    placement.start_jax(layout(args.hardware), args.portable)
+    args = replace(args, portable=args.portable and jax.local_devices()[0].platform == "cpu")
+    agent = make_agent(task, portable=args.portable)
+    return Plan(args, run, task, agent, num_updates, checkpoint_every)
 
 
 def system_name(args: Args) -> str:
@@ -508,7 +512,7 @@ def pinned(plan: Plan) -> dict[str, dict[str, Any]]:
     return {
         "hyperparameters": hyperparameters(plan.args),
         "versions": versions(VERSIONS),
-        "hardware": placement.pinned_hardware(portable=False),
+        "hardware": placement.pinned_hardware(plan.args.portable),
     }
 
 

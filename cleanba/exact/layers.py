@@ -106,7 +106,7 @@ def conv(
       x: images [B, H, W, C] of any type.
       kernel: [k, k, C, F], as Flax has it.
       bias: [F].
-      stride: divides k.
+      stride: at most k.
       padding: zeros added on each side, from 0 to k - 1; 0 if the stride is not 1.
       portable: see the module.
 
@@ -116,7 +116,7 @@ def conv(
     Raises:
       ValueError: for a stride or padding that is not allowed.
     """
-    if len(kernel) % stride or not 0 <= padding < len(kernel) or (stride > 1 and padding):
+    if not (0 < stride <= len(kernel) and 0 <= padding < len(kernel)) or (stride > 1 and padding):
         raise ValueError(f"kernel {kernel.shape}: stride {stride}, padding {padding}")
     if not portable:
         dimensions = ("NHWC", "HWIO", "NHWC")
@@ -130,6 +130,11 @@ def conv(
         return out + bias
     if stride > 1:
         # The same products with stride 1, on blocks of pixels.
+        extra = (
+            -len(kernel) % stride
+        )  # rows and columns of zeros, which make the kernel whole blocks
+        kernel = jnp.pad(kernel, ((0, extra), (0, extra), (0, 0), (0, 0)))
+        x = jnp.pad(x, ((0, 0), (0, extra), (0, extra), (0, 0)))
         size, _, channels, features = kernel.shape
         blocks = size // stride
         x = space_to_depth(x, stride)

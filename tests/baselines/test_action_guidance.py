@@ -53,7 +53,7 @@ def test_guidance_falls_as_in_the_paper(strategy, step, expected):
 
 @pytest.fixture(scope="module")
 def network():
-    return guidance.Network(TASK.components)
+    return guidance.Network(TASK.components, portable=True)
 
 
 @pytest.fixture(scope="module")

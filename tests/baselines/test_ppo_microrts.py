@@ -1,5 +1,6 @@
 """µRTS: the game's tasks, masks and their gradient, and PPO with each strategy."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def test_observations_are_the_paper_s_planes():
 
 @pytest.fixture(scope="module")
 def agent():
-    return ppo.make_agent(TASK)
+    return ppo.make_agent(TASK, portable=True)
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +343,23 @@ def test_masking_removed_records_what_is_played_without_a_mask(tmp_path):
     done = subprocess.run(command(tmp_path / "x"), cwd=ROOT, capture_output=True, text=True)
     (other,) = (tmp_path / "x").glob("default/*")
     assert run.updates()[-1].fingerprint == read_run(other).updates()[-1].fingerprint
+
+
+@needs_game
+@pytest.mark.soak
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64" or not shutil.which("qemu-x86_64"),
+    reason="needs qemu-x86_64 (Debian: apt install qemu-user)",
+)
+def test_another_processor_computes_the_same_bits(tmp_path):
+    fingerprints = []
+    for setting, emulator in (("native", ()), ("haswell", ("qemu-x86_64", "-cpu", "Haswell"))):
+        words = command(tmp_path, "--setting", setting, "--no-compilation-cache")
+        done = subprocess.run([*emulator, *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (folder,) = tmp_path.glob(f"default/*{setting}*")
+        fingerprints.append(read_run(folder).updates()[-1].fingerprint)
+    assert fingerprints[0] == fingerprints[1]
 
 
 # Bad input.

@@ -188,6 +188,12 @@ def test_convolutions_of_the_nature_cnn_agree_with_jax(
     )
 
 
+@pytest.mark.parametrize("side", [10, 11])
+def test_a_stride_need_not_divide_the_kernel(side):
+    layer = functools.partial(conv, stride=2)
+    check_against_jax(layer, normal(15, side, side, 27), normal(3, 3, 27, 16))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(50))
 def test_layers_of_random_shapes_agree_with_jax(seed):
@@ -197,8 +203,8 @@ def test_layers_of_random_shapes_agree_with_jax(seed):
         inputs = int(rng.integers(1, 1500))
         check_against_jax(dense, normal(batch, inputs), normal(inputs, features))
         return
-    stride, blocks = (int(rng.integers(1, 4)) for _ in range(2))
-    size = stride * blocks
+    stride, more = (int(rng.integers(1, 4)) for _ in range(2))
+    size = stride + more - 1
     padding = int(rng.integers(size)) if stride == 1 else 0
     height, width = (int(rng.integers(size, size + 20)) for _ in range(2))
     layer = functools.partial(conv, stride=stride, padding=padding)
@@ -350,7 +356,7 @@ def test_memory_of_many_images_is_bounded_and_their_order_kept():
 def test_empty_inputs_and_layers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="cleanba_matmul"):
         kernels.matmul(normal(3, 0), normal(0, 4))
-    for options in ({"stride": 2}, {"padding": 3}, {"padding": -1}):
+    for options in ({"stride": 4}, {"stride": 0}, {"padding": 3}, {"padding": -1}):
         for portable in (True, False):
             with pytest.raises(ValueError, match="stride"):
                 conv(
