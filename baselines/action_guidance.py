@@ -373,7 +373,7 @@ def begin_log(plan: Plan) -> RunLog:
 
 
 def train(plan: Plan, log: RunLog) -> None:
-    """Train from initial parameters, and log it. Recorded returns are sparse, whatever was learned from."""
+    """Train from initial parameters, and log it; recorded returns are sparse returns."""
     args = plan.args
     key = jax.random.fold_in(jax.random.key(args.seed), 2)
     scored = np.asarray(REWARD_WEIGHTS[args.env_id][SPARSE])
