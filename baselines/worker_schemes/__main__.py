@@ -21,6 +21,7 @@ import torch
 
 from baselines.torch_io import PACKAGES, describe_device, fingerprint_network, save_parameters
 from baselines.worker_schemes.options import Args, Plan, prepare
+from baselines.worker_schemes.schemes import REPLAY
 from baselines.worker_schemes.worker_pool import WorkerPool
 from baselines.worker_schemes.workers import (
     CollectionWorker,
@@ -149,7 +150,7 @@ def make_update_worker(plan: Plan) -> UpdateWorker:
         preemption_threshold=scheme.preemption_threshold,
         total_steps=args.total_timesteps,
         max_grad_norm=args.max_grad_norm,
-        anneal=args.anneal and args.agent != "sac",
+        anneal=args.anneal and args.storage not in REPLAY,
     )
 
 
@@ -270,4 +271,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    run_command_line(Args, main, "Modular training schemes on Ray: PPO, IMPALA, SAC.")
+    run_command_line(Args, main, "Modular training schemes on Ray.")

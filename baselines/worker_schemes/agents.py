@@ -1,238 +1,208 @@
-"""Agents as a policy, a storage of rollouts, and a loss.
+"""Agents put together: the network, actor, storage and algorithm that a run's options name."""
 
-Each worker makes its own copies of the parts it needs, with the factories of an `Agent`. This module has
-PPO with GAE and IMPALA with V-trace; SAC is in sac.py.
-"""
-
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from baselines.torch_losses import clipped_surrogate, generalized_returns, impala_loss
+from baselines.torch_networks import choose_network, make_network
+from baselines.worker_schemes import actors
+from baselines.worker_schemes.algorithms.a2c import a2c_loss
+from baselines.worker_schemes.algorithms.dqn import dqn_loss
+from baselines.worker_schemes.algorithms.impala import vtrace_loss
+from baselines.worker_schemes.algorithms.ppo import ppo_loss
+from baselines.worker_schemes.algorithms.sac import sac_loss
+from baselines.worker_schemes.algorithms.td3 import td3_loss
+from baselines.worker_schemes.control import ActionBounds, DeterministicNetwork, SACNetwork
+from baselines.worker_schemes.on_policy import GAEStorage, VTraceStorage
+from baselines.worker_schemes.optimizers import make_actor_critic_adam, make_adam, make_rmsprop
+from baselines.worker_schemes.parts import Agent, Algorithm, Storage
+from baselines.worker_schemes.q_networks import DQNNetwork, QNetwork
+from baselines.worker_schemes.replay import ReplayStorage
+from baselines.worker_schemes.schemes import ALGORITHMS
+from baselines.worker_schemes.targets import move_targets, move_targets_every, no_target_networks
+from cleanba.environments import EnvSpec, check_env_id, describe_env, make_envs
+
+if TYPE_CHECKING:
+    from baselines.worker_schemes.options import Args
+
+# Widths of the dense layers of a network of action values: those of Mnih et al. (2015), of IMPALA's large
+# network, and of CleanRL's dqn.py.
+Q_HIDDENS = {"nature": (512,), "resnet": (256,), "mlp": (120, 84)}
 
 
-class Rollout(NamedTuple):
-    """T steps of B environments. Observation t leads to action t, and that to reward t."""
+def describe_control(agent: str, env_id: str, preprocessing: str) -> tuple[EnvSpec, ActionBounds]:
+    """Return shapes and action bounds of an environment with continuous actions.
 
-    obs: np.ndarray  # [T + 1, B, ...]
-    actions: np.ndarray  # int64 [T, B], or float32 [T, B, size]
-    rewards: np.ndarray  # float32 [T, B], unclipped
-    terminated: np.ndarray  # bool [T, B], the episode terminated with that step
-    dones: np.ndarray  # bool [T, B], it terminated or was truncated
-    resets: np.ndarray  # bool [T, B], the step only reset the environment and is not learned from
-    logits: np.ndarray  # float32 [T, B, num_actions], of the acting policy; [T, B, 0] if continuous
-    values: np.ndarray  # float32 [T + 1, B], of the acting network; zeros if it has no value
-
-
-class Decision(NamedTuple):
-    """A network's actions for a batch of observations."""
-
-    actions: np.ndarray  # int64 [B], or float32 [B, size]
-    logits: np.ndarray  # float32 [B, num_actions], or [B, 0]
-    values: np.ndarray  # float32 [B]
-
-
-class Storage(Protocol):
-    """Stores rollouts and yields batches for the loss."""
-
-    def put(self, rollouts: list[Rollout]) -> None:
-        """Insert collected rollouts."""
-
-    def next(self) -> Any | None:
-        """Return the next batch, or None if more rollouts must be collected first."""
-
-    def reprioritize(self, errors: torch.Tensor) -> None:
-        """Set the priorities of the last batch; called only if the loss returns `errors`."""
-
-
-class Algorithm(NamedTuple):
-    """A loss and its optimizer."""
-
-    # (network, batch, progress) -> `loss`, which is minimized, further losses to record, and optionally
-    # `errors` of the batch; progress, from 0 to 1, is how far the learning rate is annealed
-    loss: Callable[[nn.Module, Any, float], dict[str, torch.Tensor]]
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    after_step: Callable[[nn.Module], None]  # updates target networks
-
-
-class Agent(NamedTuple):
-    """An agent's parts and factories; can be sent to any worker."""
-
-    make_network: Callable[[], nn.Module]
-    # (network, observations [B, ...], generator, version of the network)
-    act: Callable[[nn.Module, np.ndarray, np.random.Generator, int], Decision]
-    make_storage: Callable[[int], Storage]  # takes the seed of its sampling
-    algorithm: Algorithm
-
-
-def no_target_networks(network: nn.Module) -> None:
-    """Do nothing: the agent has no target networks."""
-
-
-def act_by_logits(
-    network: nn.Module, obs: np.ndarray, rng: np.random.Generator, version: int
-) -> Decision:
-    """Sample discrete actions from an actor-critic network (the Gumbel-max trick)."""
-    logits, values = network(torch.from_numpy(obs))
-    logits = logits.numpy()
-    actions = (logits + rng.gumbel(size=logits.shape)).argmax(axis=-1)
-    return Decision(actions, logits, values.numpy())
-
-
-class Steps(NamedTuple):
-    """A batch of N steps."""
-
-    obs: torch.Tensor
-    actions: torch.Tensor
-    logprobs: torch.Tensor  # under the acting policy
-    returns: torch.Tensor
-    advantages: torch.Tensor
-
-
-class GAEStorage:
-    """PPO's storage: epochs of shuffled minibatches, with advantages from GAE."""
-
-    def __init__(
-        self,
-        seed: int,
-        *,
-        gamma: float,
-        gae_lambda: float,
-        num_epochs: int,
-        num_minibatches: int,
-        clip_rewards: bool,
-    ):
-        """Create an empty storage."""
-        self._rng = np.random.default_rng(seed)
-        self._gamma, self._lambda = gamma, gae_lambda
-        self._num_epochs, self._num_minibatches = num_epochs, num_minibatches
-        self._clip_rewards = clip_rewards
-        self._batches: Iterator[Steps] = iter(())
-
-    def put(self, rollouts: list[Rollout]) -> None:
-        """Replace the stored rollouts; their lengths may differ."""
-        parts = [self._flatten(rollout) for rollout in rollouts]
-        self._batches = self._cut(Steps(*(torch.cat(field) for field in zip(*parts, strict=True))))
-
-    def _flatten(self, rollout: Rollout) -> Steps:
-        rewards, values = torch.from_numpy(rollout.rewards), torch.from_numpy(rollout.values)
-        if self._clip_rewards:
-            rewards = rewards.clamp(-1, 1)
-        dones = torch.from_numpy(rollout.dones)
-        returns = generalized_returns(rewards, dones, values, self._gamma, self._lambda)
-        log_policy = torch.log_softmax(torch.from_numpy(rollout.logits), dim=-1)
-        actions = torch.from_numpy(rollout.actions)
-        logprobs = log_policy.gather(-1, actions[..., None])[..., 0]
-        steps = Steps(
-            torch.from_numpy(rollout.obs[:-1]), actions, logprobs, returns, returns - values[:-1]
-        )
-        real = ~torch.from_numpy(rollout.resets)
-        return Steps(*(field[real] for field in steps))
-
-    def _cut(self, steps: Steps) -> Iterator[Steps]:
-        for _ in range(self._num_epochs):
-            order = torch.from_numpy(self._rng.permutation(len(steps.actions)))
-            for indices in order.tensor_split(self._num_minibatches):
-                yield Steps(*(field[indices] for field in steps))
-
-    def next(self) -> Steps | None:
-        """Return the next minibatch of the rollouts, or None after the last epoch."""
-        return next(self._batches, None)
-
-
-def ppo_loss(
-    network: nn.Module,
-    batch: Steps,
-    progress: float,
-    *,
-    clip_coef: float,
-    ent_coef: float,
-    vf_coef: float,
-) -> dict[str, torch.Tensor]:
-    """Return PPO's loss of a minibatch (https://arxiv.org/abs/1707.06347).
-
-    The clipping coefficient is annealed to 0. Advantages are normalized over the minibatch.
+    Raises:
+      ValueError: if it is unknown, or of another kind.
     """
-    logits, values = network(batch.obs)
-    log_policy = torch.log_softmax(logits, dim=-1)
-    logprobs = log_policy.gather(-1, batch.actions[:, None])[:, 0]
-    advantages = batch.advantages - batch.advantages.mean()
-    advantages = advantages / (advantages.std() + 1e-8)
-    clip = clip_coef * (1 - progress)
-    log_ratio = logprobs - batch.logprobs
-    ratio = torch.exp(log_ratio)
-    policy_loss = -clipped_surrogate(ratio, advantages, clip).mean()
-    value_loss = 0.5 * (values - batch.returns).square().mean()
-    entropy = -(log_policy.exp() * log_policy).sum(dim=-1).mean()
-    return {
-        "loss": policy_loss + vf_coef * value_loss - ent_coef * entropy,
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
-        "approx_kl": (ratio - 1 - log_ratio).mean(),
-    }
+    check_env_id(env_id)
+    envs = make_envs(env_id, [0], preprocessing=preprocessing)
+    actions, observations = envs.action_space, envs.observation_space
+    if hasattr(actions, "n") or not hasattr(observations, "shape"):
+        raise ValueError(f"--agent {agent}: {env_id} needs to have continuous actions")
+    bounds = ActionBounds(tuple(actions.low.tolist()), tuple(actions.high.tolist()))
+    if not np.isfinite([*bounds.low, *bounds.high]).all():
+        raise ValueError(f"--agent {agent}: the actions of {env_id} have no bounds")
+    steps = int(envs.spec.config.max_episode_steps)
+    shape = tuple(observations.shape)
+    return EnvSpec(env_id, shape, np.dtype(np.float32), len(bounds.low), False, steps), bounds
 
 
-class VTraceStorage:
-    """IMPALA's storage: rollouts inserted together form one batch, which is used once."""
-
-    def __init__(self, seed: int):
-        """Create an empty storage; it samples nothing, so the seed is not used."""
-        self._rollouts: list[Rollout] | None = None
-
-    def put(self, rollouts: list[Rollout]) -> None:
-        """Insert rollouts; their lengths may differ."""
-        self._rollouts = rollouts
-
-    def next(self) -> list[Rollout] | None:
-        """Return the rollouts once, then None."""
-        rollouts, self._rollouts = self._rollouts, None
-        return rollouts
+def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make a network whose initial parameters depend on a seed alone, in whichever process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
 
 
-def vtrace_loss(
-    network: nn.Module,
-    batch: list[Rollout],
-    progress: float,
-    *,
-    gamma: float,
-    ent_coef: float,
-    vf_coef: float,
-    clip_rewards: bool,
-) -> dict[str, torch.Tensor]:
-    """Return IMPALA's loss of rollouts (https://arxiv.org/abs/1802.01561), as a mean over steps."""
-    parts = []
-    for rollout in batch:
-        length, size = rollout.dones.shape
-        logits, values = network(torch.from_numpy(rollout.obs).flatten(0, 1))
-        rewards = torch.from_numpy(rollout.rewards)
-        parts.append(
-            impala_loss(
-                logits.view(length + 1, size, -1)[:-1],
-                values.view(length + 1, size),
-                torch.from_numpy(rollout.logits),
-                torch.from_numpy(rollout.actions),
-                rewards.clamp(-1, 1) if clip_rewards else rewards,
-                torch.from_numpy(rollout.dones),
-                1.0 - torch.from_numpy(rollout.resets).float(),
-                discounting=gamma,
-                baseline_cost=vf_coef,
-                entropy_cost=ent_coef,
-            )
+def make_agent(args: "Args", num_gradient_workers: int) -> tuple[Agent, str]:
+    """Return the parts of an agent, and the name of its network.
+
+    Args:
+      args: with all values chosen.
+      num_gradient_workers: of the run.
+
+    Raises:
+      ValueError: with one line, if something does not fit the environment.
+    """
+    if ALGORITHMS[args.agent].continuous:
+        make, algorithm, network = _control(args)
+    elif args.agent in ("dqn", "rainbow"):
+        make, algorithm, network = _values(args)
+    else:
+        make, algorithm, network = _actor_critic(args)
+    agent = Agent(
+        partial(make_seeded, make, args.seed),
+        _actor(args),
+        _storage(args, num_gradient_workers),
+        algorithm,
+    )
+    return agent, network
+
+
+def _actor_critic(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str]:
+    spec = describe_env(args.env_id, args.atari_preprocessing)
+    name = choose_network(args.network, spec, images="nature")
+    make = partial(make_network, name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
+    coefficients = {"ent_coef": args.ent_coef, "vf_coef": args.vf_coef}
+    optimizer = {"learning_rate": args.learning_rate, "eps": args.optimizer_eps}
+    clip_rewards = args.reward_clipping == "abs_one"
+    if args.agent == "ppo":
+        loss = partial(ppo_loss, clip_coef=args.clip_coef, **coefficients)
+        make_optimizer = partial(make_adam, **optimizer)
+    elif args.agent == "a2c":
+        loss = partial(a2c_loss, **coefficients)
+        make_optimizer = partial(make_rmsprop, **optimizer)
+    else:
+        loss = partial(vtrace_loss, gamma=args.gamma, clip_rewards=clip_rewards, **coefficients)
+        make_optimizer = partial(make_rmsprop, **optimizer)
+    return make, Algorithm(loss, make_optimizer, no_target_networks), name
+
+
+def _values(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str]:
+    spec = describe_env(args.env_id, args.atari_preprocessing)
+    name = choose_network(args.network, spec, images="nature")
+    support = np.linspace(*args.value_range, args.num_atoms) if args.num_atoms > 1 else [0.0]
+    online = partial(
+        QNetwork,
+        name,
+        spec.obs_shape,
+        spec.num_actions,
+        args.hiddens or Q_HIDDENS[name],
+        dueling=args.dueling,
+        noisy=args.actor == "noisy",
+        support=tuple(float(atom) for atom in support),
+    )
+    algorithm = Algorithm(
+        partial(dqn_loss, double=args.double),
+        partial(make_adam, learning_rate=args.learning_rate, eps=args.optimizer_eps),
+        partial(move_targets_every, every=args.target_every),
+    )
+    return partial(_with_target, online), algorithm, name
+
+
+def _with_target(make_online: Callable[[], QNetwork]) -> DQNNetwork:
+    return DQNNetwork(make_online())
+
+
+def _control(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str]:
+    spec, bounds = describe_control(args.agent, args.env_id, args.atari_preprocessing)
+    if args.network not in ("auto", "mlp"):
+        raise ValueError(f"--network {args.network}: --agent {args.agent} has an mlp")
+    size, hiddens = int(np.prod(spec.obs_shape)), args.hiddens
+    rates = {"critic_lr": args.learning_rate, "policy_lr": args.policy_lr}
+    if args.agent == "sac":
+        make = partial(SACNetwork, size, bounds, hiddens, args.initial_alpha)
+        return (
+            make,
+            Algorithm(
+                sac_loss,
+                partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **rates),
+                partial(move_targets, polyak=args.polyak),
+            ),
+            "mlp",
         )
-    count = sum(part.count for part in parts).clamp(min=1)
-    names = ("loss", "policy_loss", "value_loss", "entropy")
-    return {name: sum(getattr(part, name) for part in parts) / count for name in names}
+    twins = args.agent == "td3"
+    make = partial(DeterministicNetwork, size, bounds, hiddens, 2 if twins else 1)
+    every = args.policy_every if twins else 1
+    algorithm = Algorithm(
+        partial(
+            td3_loss,
+            target_noise=args.target_noise if twins else 0.0,
+            noise_clip=args.noise_clip,
+            policy_every=every,
+        ),
+        partial(make_actor_critic_adam, **rates),
+        partial(move_targets_every, every=every, polyak=args.polyak),
+    )
+    return make, algorithm, "mlp"
 
 
-def make_adam(network: nn.Module, *, learning_rate: float, eps: float) -> torch.optim.Optimizer:
-    """Return Adam over all parameters."""
-    return torch.optim.Adam(network.parameters(), lr=learning_rate, eps=eps)
+def _actor(args: "Args") -> Callable[..., Any]:
+    if args.actor == "epsilon-greedy":
+        steps = args.exploration_share * args.total_timesteps
+        return partial(
+            actors.act_with_annealed_epsilon, last_epsilon=args.last_epsilon, anneal_steps=steps
+        )
+    if args.actor == "gaussian":
+        return partial(actors.act_with_gaussian_noise, action_noise=args.action_noise)
+    return {
+        "softmax": actors.act_by_logits,
+        "ape-x": actors.act_with_own_epsilons,
+        "noisy": actors.act_with_noisy_layers,
+        "squashed-gaussian": actors.act_by_squashed_gaussian,
+    }[args.actor]
 
 
-def make_rmsprop(network: nn.Module, *, learning_rate: float, eps: float) -> torch.optim.Optimizer:
-    """Return RMSProp with a decay of 0.99, as IMPALA has it, over all parameters."""
-    return torch.optim.RMSprop(network.parameters(), lr=learning_rate, eps=eps, alpha=0.99)
+def _storage(args: "Args", num_gradient_workers: int) -> Callable[[int], Storage]:
+    clip_rewards = args.reward_clipping == "abs_one"
+    if args.storage == "v-trace":
+        return VTraceStorage
+    if args.storage in ("gae", "returns"):
+        return partial(
+            GAEStorage,
+            gamma=args.gamma,
+            gae_lambda=args.gae_lambda if args.storage == "gae" else 1.0,
+            num_epochs=args.update_epochs,
+            num_minibatches=args.num_minibatches,
+            clip_rewards=clip_rewards,
+        )
+    return partial(
+        ReplayStorage,
+        capacity=args.replay_size,
+        first=max(args.start_steps // num_gradient_workers, args.batch_size),
+        batch_size=args.batch_size,
+        num_updates=args.num_updates,
+        gamma=args.gamma,
+        n_step=args.n_step,
+        clip_rewards=clip_rewards and not ALGORITHMS[args.agent].continuous,
+        priority_exponent=args.priority_exponent if args.storage == "per" else 0.0,
+        importance_exponent=args.importance_exponent,
+        actor_priorities=args.first_priorities == "actors",
+        ere_eta=args.ere_eta if args.storage == "ere" else 1.0,
+    )

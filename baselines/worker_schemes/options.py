@@ -1,18 +1,24 @@
-"""The options of a run, the schemes of the paper as presets of them, and their checks."""
+"""The options of a run, and their checks; schemes.py has the presets of the paper."""
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-import torch
+from msgspec import Meta
 
-from baselines.torch_networks import choose_network, make_network
-from baselines.worker_schemes import agents, sac
-from baselines.worker_schemes.agents import Agent, Algorithm
-from baselines.worker_schemes.schemes import AGENTS, SCHEMES, Link, Scheme
-from cleanba.environments import EnvSpec, check_env_id, describe_env, make_envs
+from baselines.worker_schemes.agents import make_agent
+from baselines.worker_schemes.parts import Agent
+from baselines.worker_schemes.schemes import (
+    ACTORS,
+    AGENTS,
+    ALGORITHMS,
+    SCHEMES,
+    STORAGES,
+    Link,
+    Scheme,
+    choose_part,
+)
 from cleanba.run.arguments import (
+    LARGEST,
     Count,
     CountOrZero,
     Hyper,
@@ -26,6 +32,8 @@ from cleanba.run.arguments import (
 )
 from cleanba.run.command_line import BadInput, input_checks
 from cleanba.run.options import RunId, RunOptions, check_run, run_id
+
+Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST, description="a finite number")]
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ class Hardware:
 class Args:
     """An agent, a scheme, and hardware settings.
 
-    Hyperparameters are those of the paper's tables 1 and 2, but for SAC's environments (8, not 1).
+    Hyperparameters of PPO and SAC are those of the paper's tables 1 and 2, but for SAC's environments (8, not
+    1); of the others, those of the works that introduced them.
     """
 
     env_id: NotHyper[str] = "Breakout-v5"
@@ -52,7 +61,14 @@ class Args:
     seed: NotHyper[int] = 1
     """Seed of the run: environments, initial parameters, actions, minibatches."""
     agent: Hyper[Literal[AGENTS]] = "ppo"
-    """PPO with GAE, IMPALA with V-trace, or SAC, which is for continuous actions."""
+    """Algorithm. DDPG, TD3 and SAC are for continuous actions."""
+    storage: Hyper[Literal[STORAGES] | None] = None
+    """On-policy: advantages from GAE, from plain returns, or with V-trace. Off-policy: a replay buffer,
+    sampled evenly, by priority (per), or with an emphasis on recent experience (ere). By default that of the
+    algorithm; with the scheme ape-x, per."""
+    actor: Hyper[Literal[ACTORS] | None] = None
+    """How actions are chosen. By default as the algorithm does; with the scheme ape-x and action values, each
+    environment has its own constant epsilon (ape-x). noisy puts noisy layers into the network."""
     scheme: Hyper[Literal[tuple(SCHEMES)]] = "single-threaded"
     """Numbers of workers and links by the name of the work that introduced them; each can be set below."""
     gradient_workers: Hyper[CountOrZero | None] = None
@@ -71,76 +87,143 @@ class Args:
     num_envs: Hyper[Count] = 8
     """Environments of each collection worker."""
     num_steps: Hyper[Count | None] = None
-    """Steps of each environment in a rollout; by default 128 (PPO, SAC) or 20 (IMPALA)."""
+    """Steps of each environment in a rollout; by default 128 (PPO, continuous actions), 20 (IMPALA), 16
+    (DQN, Rainbow) or 5 (A2C)."""
     learning_rate: Hyper[Positive | None] = None
-    """Learning rate; by default 2.5e-4 (PPO), 6e-4 (IMPALA) or 1e-3 (SAC's critics)."""
+    """Learning rate, with continuous actions of the critics; by default 2.5e-4 (PPO), 6e-4 (IMPALA), 7e-4
+    (A2C), 1e-4 (DQN), 6.25e-5 (Rainbow) or 1e-3 (DDPG, TD3, SAC)."""
     optimizer_eps: Hyper[NotNegative | None] = None
-    """Epsilon of the optimiser; by default 1e-5 (Adam of PPO) or 0.01 (RMSProp of IMPALA)."""
+    """Epsilon of the optimiser; by default 1e-5 (Adam of PPO, RMSProp of A2C), 0.01 (RMSProp of IMPALA),
+    1e-8 (Adam of DQN) or 1.5e-4 (Adam of Rainbow)."""
     anneal: Hyper[bool] = True
-    """Anneal the learning rate, and PPO's clipping, linearly to 0; never SAC's."""
+    """Anneal the learning rate, and PPO's clipping, linearly to 0; never with a replay buffer."""
     gamma: Hyper[Share | None] = None
     """Discount factor; by default 0.99, of SAC 0.98."""
     max_grad_norm: Hyper[Positive | None] = None
-    """Largest global norm of what is applied; by default 0.5 (PPO), 40 (IMPALA), none (SAC)."""
+    """Largest global norm of what is applied; by default 0.5 (PPO, A2C), 40 (IMPALA), else none."""
     ent_coef: Hyper[NotNegative] = 0.01
-    """Coefficient of the entropy (PPO, IMPALA)."""
+    """Coefficient of the entropy (PPO, IMPALA, A2C)."""
     vf_coef: Hyper[NotNegative | None] = None
-    """Coefficient of the value loss; by default 1 (PPO) or 0.5 (IMPALA)."""
+    """Coefficient of the value loss; by default 1 (PPO) or 0.5 (IMPALA, A2C)."""
     gae_lambda: Hyper[Share] = 0.95
-    """PPO: lambda of generalised advantage estimation."""
+    """PPO, A2C: lambda of generalised advantage estimation."""
     clip_coef: Hyper[Positive] = 0.15
     """PPO: clipping of the probability ratio."""
-    update_epochs: Hyper[Count] = 3
-    """PPO: epochs over what was collected."""
-    num_minibatches: Hyper[Count] = 4
-    """PPO: minibatches of an epoch, each a gradient."""
+    update_epochs: Hyper[Count | None] = None
+    """PPO, A2C: epochs over what was collected; by default 3, of A2C 1."""
+    num_minibatches: Hyper[Count | None] = None
+    """PPO, A2C: minibatches of an epoch, each a gradient; by default 4, of A2C 1."""
     reward_clipping: Hyper[Literal["abs_one", "none"]] = "abs_one"
-    """PPO, IMPALA: clip rewards to [-1, 1] for learning, or not."""
-    policy_lr: Hyper[Positive] = 1e-4
-    """SAC: learning rate of the policy."""
+    """Clip rewards to [-1, 1] for learning, or not; never with continuous actions."""
+    policy_lr: Hyper[Positive | None] = None
+    """DDPG, TD3, SAC: learning rate of the policy; by default 1e-4, of TD3 1e-3."""
     alpha_lr: Hyper[Positive] = 1e-5
     """SAC: learning rate of the temperature."""
     initial_alpha: Hyper[Positive] = 0.2
     """SAC: first temperature."""
-    polyak: Hyper[Share] = 0.995
-    """SAC: share of themselves that target critics keep at each update."""
-    replay_size: Hyper[Count] = 1_500_000
-    """SAC: transitions that each gradient worker keeps."""
-    batch_size: Hyper[Count] = 256
-    """SAC: transitions in a batch."""
+    polyak: Hyper[Share | None] = None
+    """DDPG, TD3, SAC: share of themselves that targets keep as they move; by default 0.995, of DDPG 0.999."""
+    action_noise: Hyper[NotNegative] = 0.1
+    """DDPG, TD3: standard deviation of the noise in actions, in units of half their range."""
+    target_noise: Hyper[NotNegative] = 0.2
+    """TD3: standard deviation of the noise in target actions, in the same unit."""
+    noise_clip: Hyper[NotNegative] = 0.5
+    """TD3: largest noise in target actions, in the same unit."""
+    policy_every: Hyper[Count] = 2
+    """TD3: updates of the critics for each of the policy and of the targets."""
+    double: Hyper[bool | None] = None
+    """DQN: choose next actions by the online network; by default with the scheme ape-x and of Rainbow."""
+    dueling: Hyper[bool | None] = None
+    """DQN: streams for values and advantages; by default with the scheme ape-x and of Rainbow."""
+    num_atoms: Hyper[Count | None] = None
+    """DQN: atoms of the distributions of returns; 1 for expected returns. By default 1, of Rainbow 51."""
+    value_range: Hyper[tuple[Finite, Finite]] = (-10.0, 10.0)
+    """DQN: smallest and largest return of a distribution."""
+    target_every: Hyper[Count] = 250
+    """DQN: updates between two copies into the target network."""
+    last_epsilon: Hyper[Share] = 0.01
+    """--actor epsilon-greedy: epsilon after it was annealed from 1."""
+    exploration_share: Hyper[PositiveShare] = 0.1
+    """--actor epsilon-greedy: share of all steps in which epsilon is annealed."""
+    n_step: Hyper[Count | None] = None
+    """Replay buffers: most steps of a return; by default 1, of Rainbow and of DQN with the scheme ape-x 3."""
+    replay_size: Hyper[Count | None] = None
+    """Replay buffers: transitions that each gradient worker keeps; by default 1,500,000 (SAC), 1,000,000
+    (DDPG, TD3) or 100,000 (DQN, Rainbow)."""
+    batch_size: Hyper[Count | None] = None
+    """Replay buffers: transitions in a batch; by default 256 (SAC), 100 (TD3), 64 (DDPG) or 32 (DQN,
+    Rainbow)."""
     priority_exponent: Hyper[NotNegative | None] = None
-    """SAC: draw transitions in proportion to this power of their last errors; 0 draws evenly. By default 0.6
-    with the scheme ape-x, else 0."""
+    """--storage per: transitions are drawn in proportion to this power of their last errors; by default 0.6,
+    of Rainbow 0.5."""
     importance_exponent: Hyper[NotNegative] = 0.4
-    """SAC: power of the weights that make up for uneven draws."""
+    """--storage per: power of the weights that make up for uneven draws."""
+    first_priorities: Hyper[Literal["actors", "largest"] | None] = None
+    """--storage per: priorities of new transitions: from the actors' action values, by default with the
+    scheme ape-x and DQN or Rainbow; otherwise the largest so far."""
+    ere_eta: Hyper[PositiveShare] = 0.996
+    """--storage ere: batch k of K is drawn from the newest eta^(1000 k / K) of the transitions."""
     start_steps: Hyper[CountOrZero] = 10_000
-    """SAC: steps before the first update, over all workers, with random actions; at least a batch."""
+    """Replay buffers: steps before the first update, over all workers, with random actions if they are
+    continuous; at least a batch."""
     num_updates: Hyper[Count] = 32
-    """SAC: gradients after each rollout."""
+    """Replay buffers: gradients after each rollout."""
     network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
-    """Network; auto takes the Nature CNN for images, else the MLP (of SAC with ReLU)."""
+    """Network; auto takes the Nature CNN for images, else an MLP."""
     hiddens: Hyper[tuple[Count, ...] | None] = None
-    """Widths of the dense layers; by default the network's own, of SAC 256 and 256."""
+    """Widths of the dense layers; by default the network's own; of SAC and TD3 256 and 256, of DDPG 400 and
+    300, of an MLP of action values 120 and 84."""
     atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's."""
     hardware: Nested[Hardware] = Hardware()
     run: Nested[RunOptions] = RunOptions()
 
 
-DEFAULTS = {
-    "ppo": {
-        "num_steps": 128, "learning_rate": 2.5e-4, "optimizer_eps": 1e-5, "gamma": 0.99,
-        "max_grad_norm": 0.5, "vf_coef": 1.0,
+_ON_POLICY = {"gamma": 0.99, "update_epochs": 3, "num_minibatches": 4}
+_REPLAY = {
+    "max_grad_norm": 1e9, "vf_coef": 1.0, "update_epochs": 1, "num_minibatches": 1, "gamma": 0.99,
+    "optimizer_eps": 1e-8, "n_step": 1,
+}  # fmt: skip
+_CONTROL = _REPLAY | {"num_steps": 128, "learning_rate": 1e-3, "policy_lr": 1e-4, "polyak": 0.995}
+_VALUES = _REPLAY | {"num_steps": 16, "replay_size": 100_000, "batch_size": 32}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "ppo": _ON_POLICY | {
+        "num_steps": 128, "learning_rate": 2.5e-4, "optimizer_eps": 1e-5, "max_grad_norm": 0.5,
+        "vf_coef": 1.0,
     },
-    "impala": {
-        "num_steps": 20, "learning_rate": 6e-4, "optimizer_eps": 0.01, "gamma": 0.99,
-        "max_grad_norm": 40.0, "vf_coef": 0.5,
+    "impala": _ON_POLICY | {
+        "num_steps": 20, "learning_rate": 6e-4, "optimizer_eps": 0.01, "max_grad_norm": 40.0, "vf_coef": 0.5,
     },
-    "sac": {
-        "num_steps": 128, "learning_rate": 1e-3, "optimizer_eps": 1e-8, "gamma": 0.98,
-        "max_grad_norm": 1e9, "vf_coef": 1.0,
+    "a2c": _ON_POLICY | {
+        "num_steps": 5, "learning_rate": 7e-4, "optimizer_eps": 1e-5, "max_grad_norm": 0.5, "vf_coef": 0.5,
+        "update_epochs": 1, "num_minibatches": 1,
+    },
+    "dqn": _VALUES | {
+        "learning_rate": 1e-4, "double": False, "dueling": False, "num_atoms": 1, "priority_exponent": 0.6,
+    },
+    "rainbow": _VALUES | {
+        "learning_rate": 6.25e-5, "optimizer_eps": 1.5e-4, "double": True, "dueling": True, "num_atoms": 51,
+        "n_step": 3, "priority_exponent": 0.5,
+    },
+    "ddpg": _CONTROL | {
+        "replay_size": 1_000_000, "batch_size": 64, "polyak": 0.999, "hiddens": (400, 300),
+        "priority_exponent": 0.6,
+    },
+    "td3": _CONTROL | {
+        "replay_size": 1_000_000, "batch_size": 100, "policy_lr": 1e-3, "hiddens": (256, 256),
+        "priority_exponent": 0.6,
+    },
+    "sac": _CONTROL | {
+        "replay_size": 1_500_000, "batch_size": 256, "gamma": 0.98, "hiddens": (256, 256),
+        "priority_exponent": 0.6,
     },
 }  # fmt: skip
+# Ape-X's DQN is double and dueling, with returns of three steps and priorities from the actors.
+APE_X_DEFAULTS = {
+    "dqn": {"double": True, "dueling": True, "n_step": 3, "first_priorities": "actors"},
+    "rainbow": {"first_priorities": "actors"},
+}
+OF_PRIORITIES = ("priority_exponent", "first_priorities")
 
 
 class Plan(NamedTuple):
@@ -157,100 +240,31 @@ def choose_scheme(args: Args) -> Scheme:
     """Return the scheme of a name, with the values that other flags override."""
     given = {name: getattr(args, name) for name in Scheme._fields}
     chosen = {name: value for name, value in given.items() if value is not None}
-    scheme = SCHEMES[args.scheme]._replace(**chosen)
-    # only SAC has a replay buffer
-    return scheme if args.agent == "sac" else scheme._replace(priority_exponent=0.0)
+    return SCHEMES[args.scheme]._replace(**chosen)
 
 
-def describe_control(env_id: str, preprocessing: str) -> tuple[EnvSpec, sac.ActionBounds]:
-    """Return shapes and action bounds of an environment with continuous actions.
+def complete(args: Args) -> Args:
+    """Return the options with a value for each that is None and concerns the agent.
 
     Raises:
-      ValueError: if it is unknown, or of another kind.
+      ValueError: with one line, if the parts of an agent do not fit each other.
     """
-    check_env_id(env_id)
-    envs = make_envs(env_id, [0], preprocessing=preprocessing)
-    actions, observations = envs.action_space, envs.observation_space
-    if hasattr(actions, "n") or not hasattr(observations, "shape"):
-        raise ValueError(f"--agent sac: {env_id} needs to have continuous actions")
-    bounds = sac.ActionBounds(tuple(actions.low.tolist()), tuple(actions.high.tolist()))
-    if not np.isfinite([*bounds.low, *bounds.high]).all():
-        raise ValueError(f"--agent sac: the actions of {env_id} have no bounds")
-    steps = int(envs.spec.config.max_episode_steps)
-    shape = tuple(observations.shape)
-    return EnvSpec(env_id, shape, np.dtype(np.float32), len(bounds.low), False, steps), bounds
-
-
-def make_seeded(make: partial, seed: int) -> torch.nn.Module:
-    """Make a network whose initial parameters depend on a seed alone, in whichever process."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
-
-
-def make_agent(args: Args, scheme: Scheme) -> tuple[Agent, str]:
-    """Return the parts of an agent, and the name of its network.
-
-    Raises:
-      ValueError: with one line, if something does not fit the environment.
-    """
-    if args.agent == "sac":
-        spec, bounds = describe_control(args.env_id, args.atari_preprocessing)
-        if args.network not in ("auto", "mlp"):
-            raise ValueError(f"--network {args.network}: SAC has an mlp")
-        size, hiddens = int(np.prod(spec.obs_shape)), args.hiddens or (256, 256)
-        make = partial(sac.SACNetwork, size, bounds, hiddens, args.initial_alpha)
-        workers = max(scheme.gradient_workers, 1)
-        agent = Agent(
-            partial(make_seeded, make, args.seed),
-            sac.act,
-            partial(
-                sac.ReplayStorage,
-                capacity=args.replay_size,
-                first=max(args.start_steps // workers, args.batch_size),
-                batch_size=args.batch_size,
-                num_updates=args.num_updates,
-                priority_exponent=scheme.priority_exponent,
-                importance_exponent=args.importance_exponent,
-            ),
-            Algorithm(
-                partial(sac.sac_loss, gamma=args.gamma),
-                partial(
-                    sac.make_optimizer,
-                    policy_lr=args.policy_lr,
-                    critic_lr=args.learning_rate,
-                    alpha_lr=args.alpha_lr,
-                ),
-                partial(sac.move_targets, polyak=args.polyak),
-            ),
-        )
-        return agent, "mlp"
-    spec = describe_env(args.env_id, args.atari_preprocessing)
-    name = choose_network(args.network, spec, images="nature")
-    make = partial(make_network, name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
-    clip_rewards = args.reward_clipping == "abs_one"
-    coefficients = {"ent_coef": args.ent_coef, "vf_coef": args.vf_coef}
-    optimizer = {"learning_rate": args.learning_rate, "eps": args.optimizer_eps}
-    if args.agent == "ppo":
-        make_storage = partial(
-            agents.GAEStorage,
-            gamma=args.gamma,
-            gae_lambda=args.gae_lambda,
-            num_epochs=args.update_epochs,
-            num_minibatches=args.num_minibatches,
-            clip_rewards=clip_rewards,
-        )
-        loss = partial(agents.ppo_loss, clip_coef=args.clip_coef, **coefficients)
-        make_optimizer = partial(agents.make_adam, **optimizer)
-    else:
-        make_storage = agents.VTraceStorage
-        loss = partial(
-            agents.vtrace_loss, gamma=args.gamma, clip_rewards=clip_rewards, **coefficients
-        )
-        make_optimizer = partial(agents.make_rmsprop, **optimizer)
-    algorithm = Algorithm(loss, make_optimizer, agents.no_target_networks)
-    seeded = partial(make_seeded, make, args.seed)
-    return Agent(seeded, agents.act_by_logits, make_storage, algorithm), name
+    agent = args.agent
+    storage = choose_part(agent, "storage", args.storage, args.scheme)
+    actor = choose_part(agent, "actor", args.actor, args.scheme)
+    if storage != "per":
+        for name in OF_PRIORITIES:
+            if (value := getattr(args, name)) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: only with --storage per")
+    values = DEFAULTS[agent] | {"first_priorities": "largest"}
+    if args.scheme == "ape-x":
+        values |= APE_X_DEFAULTS.get(agent, {})
+    if storage != "per":
+        values = {name: value for name, value in values.items() if name not in OF_PRIORITIES}
+    if args.first_priorities == "actors" and ALGORITHMS[agent].continuous:
+        raise ValueError(f"--first-priorities actors: --agent {agent} has no action values")
+    chosen = {name: value for name, value in values.items() if getattr(args, name) is None}
+    return replace(args, storage=storage, actor=actor, **chosen)
 
 
 @input_checks()
@@ -262,24 +276,21 @@ def prepare(args: Args) -> Plan:
       RecordError: if there is a record already and it may not be overwritten.
     """
     check_args(args)
-    chosen = {k: v for k, v in DEFAULTS[args.agent].items() if getattr(args, k) is None}
-    args = replace(args, **chosen)
+    args = complete(args)
     scheme = choose_scheme(args)
     threshold = scheme.preemption_threshold
     if threshold < 1 and "asynchronous" in (scheme.gradients, scheme.collection):
         raise BadInput(f"--preemption-threshold {threshold}: only for synchronous workers")
     if args.hardware.ray_address is not None and args.hardware.local_nodes > 1:
         raise BadInput("--local-nodes: starts a cluster on this machine, so not with --ray-address")
-    if args.priority_exponent and args.agent != "sac":
-        raise BadInput(
-            f"--priority-exponent {args.priority_exponent}: of SAC's replay buffer; --agent {args.agent} "
-            "has none"
-        )
     batch = args.num_steps * args.num_envs
-    if args.agent == "ppo" and args.num_minibatches > batch // 8:
+    if args.num_minibatches > max(batch // 8, 1):
         raise BadInput(
             f"--num-minibatches {args.num_minibatches}: too many for the {batch} steps of a rollout"
         )
+    smallest, largest = args.value_range
+    if smallest >= largest:
+        raise BadInput(f"--value-range {smallest:g} {largest:g}: the first must be smaller")
     if args.total_timesteps < batch:
         raise BadInput(f"--total-timesteps {args.total_timesteps}: a rollout holds {batch} steps")
     system = f"schemes_{args.agent}-{args.scheme}"
@@ -287,5 +298,5 @@ def prepare(args: Args) -> Plan:
     run = run_id(system, args.env_id, args.seed, args.run, setting)
     workers = max(scheme.gradient_workers, 1) * max(scheme.collection_workers, 1)
     check_run(run, workers * args.num_envs, overwrite=args.run.overwrite)
-    agent, network = make_agent(args, scheme)
+    agent, network = make_agent(args, max(scheme.gradient_workers, 1))
     return Plan(args, scheme, run, agent, network)

@@ -1,9 +1,10 @@
-"""The agents and schemes of the paper, by name. Imports no torch, so that the launcher can list them."""
+"""Schemes, and algorithms with the parts that they combine with, by name.
+
+Imports no torch, so that the launcher can list them.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
-
-AGENTS = ("ppo", "impala", "sac")
 
 Link = Literal["synchronous", "asynchronous"]
 
@@ -17,7 +18,6 @@ class Scheme(NamedTuple):
     collection: Link
     # share of workers that finish their rollouts before the others are told to end theirs
     preemption_threshold: float = 1.0
-    priority_exponent: float = 0.0  # of a replay buffer
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -27,7 +27,59 @@ SCHEMES: Mapping[str, Scheme] = {
     "ddppo": Scheme(2, 0, "synchronous", "synchronous", preemption_threshold=0.5),
     "appo": Scheme(2, 0, "asynchronous", "synchronous"),
     "impala": Scheme(0, 2, "synchronous", "asynchronous"),
-    "ape-x": Scheme(0, 2, "synchronous", "asynchronous", priority_exponent=0.6),
+    "ape-x": Scheme(0, 2, "synchronous", "asynchronous"),
     "rapid": Scheme(2, 2, "synchronous", "asynchronous"),
     "async-rapid": Scheme(2, 2, "asynchronous", "asynchronous"),
 }
+
+
+class Parts(NamedTuple):
+    """The storages and actors that an algorithm combines with; the first of each is its default."""
+
+    storages: tuple[str, ...]
+    actors: tuple[str, ...]
+    continuous: bool = False  # the kind of actions
+
+
+_ON_POLICY = ("gae", "returns")
+REPLAY = ("replay", "per", "ere")
+_OF_VALUES = ("epsilon-greedy", "ape-x", "noisy")
+
+ALGORITHMS: Mapping[str, Parts] = {
+    "ppo": Parts(_ON_POLICY, ("softmax",)),
+    "impala": Parts(("v-trace",), ("softmax",)),
+    "sac": Parts(REPLAY, ("squashed-gaussian",), continuous=True),
+    "a2c": Parts(_ON_POLICY[::-1], ("softmax",)),
+    "dqn": Parts(REPLAY, _OF_VALUES),
+    "rainbow": Parts(("per", "replay", "ere"), ("noisy", "epsilon-greedy", "ape-x")),
+    "ddpg": Parts(REPLAY, ("gaussian",), continuous=True),
+    "td3": Parts(REPLAY, ("gaussian",), continuous=True),
+}
+AGENTS = tuple(ALGORITHMS)
+STORAGES = (*_ON_POLICY, "v-trace", *REPLAY)
+ACTORS = ("softmax", *_OF_VALUES, "gaussian", "squashed-gaussian")
+
+# What Ape-X has beside its workers, where the algorithm can take it.
+APE_X_PARTS = {"storage": "per", "actor": "ape-x"}
+
+
+def choose_part(
+    agent: str, kind: Literal["storage", "actor"], given: str | None, scheme: str
+) -> str:
+    """Return the storage or actor of an agent.
+
+    Args:
+      agent: name of the algorithm.
+      kind: of the part.
+      given: name of the part, or None for the default.
+      scheme: whose default comes before that of the algorithm.
+
+    Raises:
+      ValueError: with one line, if the algorithm cannot take the part.
+    """
+    parts = ALGORITHMS[agent]
+    fitting = parts.storages if kind == "storage" else parts.actors
+    if given is not None and given not in fitting:
+        raise ValueError(f"--{kind} {given}: --agent {agent} takes {', '.join(fitting)}")
+    of_scheme = APE_X_PARTS[kind] if scheme == "ape-x" else None
+    return given or (of_scheme if of_scheme in fitting else fitting[0])

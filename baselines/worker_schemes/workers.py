@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.worker_schemes.agents import Agent, Rollout
+from baselines.worker_schemes.parts import Agent, Decision, Moment, Rollout
 from baselines.worker_schemes.worker_pool import WorkerPool
 from cleanba.environments import MAX_ENVS, EpisodeStatistics, env_seeds, make_envs
 
@@ -88,6 +88,7 @@ class CollectionWorker:
         self._obs: np.ndarray | None = None
         self._resets = np.zeros(options.num_envs, bool)
         self._ended: float | None = None  # when the last rollout did
+        self._steps = 0  # of all environments so far
 
     def preempt(self, version: int) -> None:
         """End the rollout of a version early, after SMALLEST_SHARE of it; it may not have begun yet."""
@@ -108,7 +109,7 @@ class CollectionWorker:
             if t >= SMALLEST_SHARE * length and self._preempted_at == version:
                 break
             before = time.perf_counter()
-            decision = self._agent.act(self._network, self._obs, self._rng, version)
+            decision = self._act(self._rng, version)
             now = time.perf_counter()
             actions = decision.actions
             sent = actions.astype(np.int32) if actions.dtype == np.int64 else actions
@@ -120,7 +121,8 @@ class CollectionWorker:
             step = (self._obs, actions, reward, terminated, dones, self._resets)
             steps.append((*step, decision.logits, decision.values))
             self._obs, self._resets = self._see(obs), dones
-        decision = self._agent.act(self._network, self._obs, np.random.default_rng(0), version)
+            self._steps += self._options.num_envs
+        decision = self._act(np.random.default_rng(0), version)
         fields = [np.stack(field) for field in zip(*steps, strict=True)]
         rollout = Rollout(*fields)
         rollout = rollout._replace(
@@ -128,13 +130,18 @@ class CollectionWorker:
             values=np.concatenate([rollout.values, decision.values[None]]),
         )
         episodes = self._statistics.count(rollout.rewards, rollout.dones)
-        self._preempted_at = 0  # SAC collects several rollouts of its first version
+        self._preempted_at = 0  # a replay buffer takes several rollouts of the first version
         self._ended = time.perf_counter()
         return Collected(
             rollout, self._index, version, rollout.dones.size,
             [(self._first + e.index, e.episode_return, e.length) for e in episodes],
             time.time(), self._ended - begin, inference_time, env_time, wait_time,
         )  # fmt: skip
+
+    def _act(self, rng: np.random.Generator, version: int) -> Decision:
+        workers = self._options.num_workers
+        moment = Moment(version, self._index, workers, self._steps)
+        return self._agent.act(self._network, self._obs, rng, moment)
 
     def _see(self, obs: np.ndarray) -> np.ndarray:
         return obs.astype(np.float32) if obs.dtype == np.float64 else obs.copy()
@@ -147,7 +154,7 @@ class CollectionWorker:
 class Gradient(NamedTuple):
     """A gradient, and what is recorded of it."""
 
-    gradients: list[np.ndarray]  # of the parameters that have one, in their order
+    gradients: list[np.ndarray | None]  # of the parameters that are learned; None: not in the loss
     version: int  # of the parameters that it was computed at
     losses: dict[str, float]
     collected: list[Collected]  # learned from for the first time; without the rollouts themselves
@@ -233,7 +240,7 @@ class GradientWorker:
         load_parameters(self._network, parameters)
         losses = self._agent.algorithm.loss(self._network, self._batch, progress)
         learned = [p for p in self._network.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(losses["loss"], learned)
+        gradients = torch.autograd.grad(losses["loss"], learned, allow_unused=True)
         if "errors" in losses:
             self._storage.reprioritize(losses.pop("errors"))
         numbers = {name: value.item() for name, value in losses.items()}
@@ -244,7 +251,7 @@ class GradientWorker:
         replaced, self._collectors.replaced = self._collectors.replaced, []
         wait_time, self._wait_time = self._wait_time, 0.0
         return Gradient(
-            [gradient.numpy() for gradient in gradients],
+            [None if gradient is None else gradient.numpy() for gradient in gradients],
             version,
             numbers,
             [c._replace(rollout=None) for c in collected],
@@ -363,6 +370,10 @@ class UpdateWorker:
     def _apply(self, gradients: list[Gradient]) -> tuple[float, float]:
         learned = [p for p in self.network.parameters() if p.requires_grad]
         for parameter, *parts in zip(learned, *(g.gradients for g in gradients), strict=True):
+            parts = [part for part in parts if part is not None]
+            if not parts:  # the optimizer leaves this parameter alone
+                parameter.grad = None
+                continue
             # always a copy: it is clipped in place, and arrays from Ray are read-only
             mean = np.mean(parts, axis=0) if len(parts) > 1 else np.array(parts[0])
             parameter.grad = torch.from_numpy(np.asarray(mean))

@@ -24,14 +24,21 @@ from torch import distributions
 
 from baselines.torch_losses import clipped_surrogate
 from baselines.torch_networks import make_network
-from baselines.worker_schemes import agents, options, sac
+from baselines.worker_schemes import actors, options
 from baselines.worker_schemes.__main__ import (
     Recorder,
     make_places,
     make_update_worker,
     ray_for,
 )
-from baselines.worker_schemes.agents import Rollout
+from baselines.worker_schemes.algorithms.impala import vtrace_loss
+from baselines.worker_schemes.algorithms.ppo import ppo_loss
+from baselines.worker_schemes.algorithms.sac import sac_loss
+from baselines.worker_schemes.control import ActionBounds, SACNetwork
+from baselines.worker_schemes.on_policy import GAEStorage, VTraceStorage
+from baselines.worker_schemes.parts import Moment, Rollout
+from baselines.worker_schemes.replay import ReplayStorage, SumTree, Transitions
+from baselines.worker_schemes.targets import move_targets
 from baselines.worker_schemes.worker_pool import WorkerPool
 from baselines.worker_schemes.workers import (
     Collected,
@@ -64,11 +71,19 @@ def make_rollout(rng, length=T):
     )
 
 
+def without_values(rollout):
+    """Make a rollout's actions continuous, so that the actor has no action values."""
+    shape = rollout.dones.shape
+    return rollout._replace(
+        actions=np.zeros((*shape, 2), np.float32), logits=np.empty((*shape, 0), np.float32)
+    )
+
+
 def storage(**changes):
     settings = {
         "gamma": 0.9, "gae_lambda": 0.8, "num_epochs": 2, "num_minibatches": 3, "clip_rewards": False,
     }  # fmt: skip
-    return agents.GAEStorage(0, **(settings | changes))
+    return GAEStorage(0, **(settings | changes))
 
 
 def batches_of(some):
@@ -108,7 +123,7 @@ def test_ppo_loss_agrees_with_rlax():
     some = storage(num_minibatches=1)
     some.put([make_rollout(rng)])
     batch = some.next()
-    loss = agents.ppo_loss(network, batch, 0.25, clip_coef=0.2, ent_coef=0.03, vf_coef=0.7)
+    loss = ppo_loss(network, batch, 0.25, clip_coef=0.2, ent_coef=0.03, vf_coef=0.7)
     logits, values = (x.detach().numpy() for x in network(batch.obs))
     log_policy = np.asarray(jax.nn.log_softmax(logits))
     ratio = np.exp(log_policy[np.arange(len(values)), batch.actions] - batch.logprobs.numpy())
@@ -137,24 +152,24 @@ def test_vtrace_loss_of_several_rollouts_is_the_mean_over_their_steps():
     torch.manual_seed(0)
     network = make_network("mlp", (5,), A)
     rollouts = [make_rollout(rng), make_rollout(rng, length=4)]
-    loss = partial(agents.vtrace_loss, gamma=0.9, ent_coef=0.03, vf_coef=0.7, clip_rewards=True)
+    loss = partial(vtrace_loss, gamma=0.9, ent_coef=0.03, vf_coef=0.7, clip_rewards=True)
     counts = [(~r.resets).sum() for r in rollouts]
     parts = [loss(network, [r], 0.0)["loss"].item() for r in rollouts]
     whole = loss(network, rollouts, 0.0)["loss"].item()
     np.testing.assert_allclose(whole, np.average(parts, weights=counts), rtol=1e-5)
-    some = agents.VTraceStorage(0)
+    some = VTraceStorage(0)
     some.put(rollouts)
     assert some.next() == rollouts
     assert some.next() is None
 
 
-BOUNDS = sac.ActionBounds((-2.0, -1.0), (2.0, 3.0))
+BOUNDS = ActionBounds((-2.0, -1.0), (2.0, 3.0))
 
 
 @pytest.fixture
 def control():
     torch.manual_seed(3)
-    network = sac.SACNetwork(5, BOUNDS, (16,), 0.3)
+    network = SACNetwork(5, BOUNDS, (16,), 0.3)
     with torch.no_grad():
         for target in network.targets.parameters():
             target += 0.1 * torch.randn_like(target)
@@ -180,15 +195,15 @@ def test_sac_s_log_probabilities_are_those_of_a_squashed_gaussian(control):
 def transitions(network):
     rng = np.random.default_rng(4)
     draw = lambda *shape: torch.from_numpy(rng.standard_normal(shape, np.float32))  # noqa: E731
-    return sac.Transitions(
-        draw(8, 5), draw(8, 2).clamp(-1, 1), draw(8), draw(8, 5), torch.arange(8) % 3 == 0,
+    return Transitions(
+        draw(8, 5), draw(8, 2).clamp(-1, 1), draw(8), draw(8, 5), 0.9 * (torch.arange(8) % 3 != 0).float(),
         draw(2, 8, 2), torch.ones(8),
     )  # fmt: skip
 
 
 def test_each_of_sac_s_losses_moves_its_own_parameters_alone(control):
     batch = transitions(control)
-    losses = sac.sac_loss(control, batch, 0.0, gamma=0.9)
+    losses = sac_loss(control, batch, 0.0)
     parts = {
         "value_loss": control.critics.parameters(),
         "policy_loss": control.policy.parameters(),
@@ -210,16 +225,18 @@ def test_sac_s_targets_have_a_value_after_a_cut_and_none_after_an_end(control):
         action, logprob = control.sample(batch.next_obs, batch.noise[1])
         inputs = torch.cat([batch.next_obs, action], -1)
         lower = torch.minimum(*(target(inputs)[:, 0] for target in control.targets))
-        goal = batch.rewards + 0.9 * torch.where(batch.terminated, 0, lower - 0.3 * logprob)
+        goal = batch.rewards + torch.where(
+            torch.arange(8) % 3 == 0, 0, 0.9 * (lower - 0.3 * logprob)
+        )
         inputs = torch.cat([batch.obs, (batch.actions - control.middle) / control.scale], -1)
         errors = [(critic(inputs)[:, 0] - goal).square().mean() for critic in control.critics]
-    loss = sac.sac_loss(control, batch, 0.0, gamma=0.9)["value_loss"]
+    loss = sac_loss(control, batch, 0.0)["value_loss"]
     np.testing.assert_allclose(loss.item(), sum(errors).item(), rtol=1e-5)
 
 
 def test_target_critics_follow_by_a_share(control):
     before = copy.deepcopy(control.targets)
-    sac.move_targets(control, polyak=0.75)
+    move_targets(control, polyak=0.75)
     for old, critic, new in zip(
         before.parameters(), control.critics.parameters(), control.targets.parameters(), strict=True
     ):
@@ -228,11 +245,11 @@ def test_target_critics_follow_by_a_share(control):
 
 def test_the_replay_storage_keeps_the_newest_real_transitions():
     rng = np.random.default_rng(5)
-    some = sac.ReplayStorage(0, capacity=20, first=16, batch_size=200, num_updates=2)
+    some = ReplayStorage(0, capacity=20, first=16, batch_size=200, num_updates=2, gamma=0.9)
     rollouts = [make_rollout(rng) for _ in range(4)]
     for number, rollout in enumerate(rollouts):
         rollout.rewards[:] = 100 * number + np.arange(T * B).reshape(T, B)
-        rollout = rollout._replace(actions=np.zeros((T, B, 2), np.float32))
+        rollout = without_values(rollout)
         some.put([rollout])
         if not number:
             assert (~rollout.resets).sum() < 16
@@ -251,7 +268,7 @@ def test_the_replay_storage_keeps_the_newest_real_transitions():
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_a_sum_tree_finds_what_cumulative_sums_do(size):
     rng = np.random.default_rng(size)
-    tree, plain = sac.SumTree(size), np.zeros(size)
+    tree, plain = SumTree(size), np.zeros(size)
     for _ in range(20):
         places = rng.integers(size, size=5)
         values = rng.random(5) * (rng.random(5) < 0.8)
@@ -266,12 +283,12 @@ def test_a_sum_tree_finds_what_cumulative_sums_do(size):
 
 
 def test_transitions_are_drawn_in_proportion_to_their_errors_and_weighted_for_it():
-    some = sac.ReplayStorage(
-        0, capacity=32, first=1, batch_size=20_000, num_updates=2, priority_exponent=0.5,
+    some = ReplayStorage(
+        0, capacity=32, first=1, batch_size=20_000, num_updates=2, gamma=0.9, priority_exponent=0.5,
         importance_exponent=0.4,
     )  # fmt: skip
     rollout = make_rollout(np.random.default_rng(6), length=4)
-    rollout = rollout._replace(actions=np.zeros((4, B, 2), np.float32))
+    rollout = without_values(rollout)
     rollout.resets[:] = False
     rollout.rewards[:] = np.arange(4 * B).reshape(4, B)
     some.put([rollout])
@@ -297,31 +314,20 @@ def test_transitions_are_drawn_in_proportion_to_their_errors_and_weighted_for_it
 
 def test_weights_count_in_the_critics_loss_alone_and_errors_are_theirs(control):
     batch = transitions(control)
-    plain = sac.sac_loss(control, batch, 0.0, gamma=0.9)
-    half = sac.sac_loss(control, batch._replace(weights=torch.full((8,), 0.5)), 0.0, gamma=0.9)
+    plain = sac_loss(control, batch, 0.0)
+    half = sac_loss(control, batch._replace(weights=torch.full((8,), 0.5)), 0.0)
     assert half["value_loss"].item() == pytest.approx(plain["value_loss"].item() / 2)
     assert half["policy_loss"].item() == plain["policy_loss"].item()
     assert plain["errors"].shape == (8,)
     one = torch.zeros(8)
     one[3] = 8.0
-    only = sac.sac_loss(control, batch._replace(weights=one), 0.0, gamma=0.9)
+    only = sac_loss(control, batch._replace(weights=one), 0.0)
     # the squares of two critics' errors, whose mean size is what is returned
     assert only["value_loss"].item() >= 2 * plain["errors"][3].item() ** 2 - 1e-5
 
 
-def test_ape_x_has_priorities_and_other_schemes_and_agents_none():
-    def exponent(**said):
-        return options.choose_scheme(options.Args(**({"agent": "sac"} | said))).priority_exponent
-
-    assert exponent(scheme="ape-x") == 0.6
-    assert exponent(scheme="impala") == 0
-    assert exponent(scheme="impala", priority_exponent=0.3) == 0.3
-    assert exponent(scheme="ape-x", priority_exponent=0.0) == 0
-    assert exponent(scheme="ape-x", agent="impala") == 0
-
-
 def test_parameters_travel_whole(control):
-    other = sac.SACNetwork(5, BOUNDS, (16,), 0.5)
+    other = SACNetwork(5, BOUNDS, (16,), 0.5)
     load_parameters(other, [array.copy() for array in parameters_of(control)])
     for mine, theirs in zip(
         control.state_dict().values(), other.state_dict().values(), strict=True
@@ -393,9 +399,10 @@ def test_every_rollout_is_learned_from_whole_and_with_one_learning_rate(updater)
 
 def test_sac_acts_at_random_until_its_first_update_and_never_again(control):
     network, obs = control, np.zeros((3, 5), np.float32)
+    act = actors.act_by_squashed_gaussian
     with torch.no_grad():
-        first = sac.act(network, obs, np.random.default_rng(7), 1).actions
-        later = sac.act(network, obs, np.random.default_rng(7), 2).actions
+        first = act(network, obs, np.random.default_rng(7), Moment(1, 0, 1, 0)).actions
+        later = act(network, obs, np.random.default_rng(7), Moment(2, 0, 1, 0)).actions
     evenly = np.random.default_rng(7).uniform(-1, 1, first.shape)
     scale, middle = network.scale.numpy(), network.middle.numpy()
     np.testing.assert_allclose(first, middle + scale * evenly, rtol=1e-6)
@@ -899,7 +906,24 @@ def test_a_run_without_an_address_joins_no_cluster(on_ray, tmp_path, monkeypatch
         ({"num_minibatches": 9}, "--num-minibatches 9: too many for the 64 steps"),
         ({"total_timesteps": 10}, "--total-timesteps 10: a rollout holds 64 steps"),
         ({"ray_address": "auto", "local_nodes": 2}, "--local-nodes: starts a cluster on this"),
-        ({"priority_exponent": 0.5}, "--priority-exponent 0.5: of SAC's replay buffer"),
+        ({"priority_exponent": 0.5}, "--priority-exponent 0.5: only with --storage per"),
+        ({"storage": "per"}, "--storage per: --agent ppo takes gae, returns"),
+        (
+            {"agent": "dqn", "actor": "softmax"},
+            "--actor softmax: --agent dqn takes epsilon-greedy, ape-x",
+        ),
+        ({"agent": "td3"}, "--agent td3: CartPole-v1 needs to have continuous actions"),
+        ({"agent": "dqn", "env_id": "Pendulum-v1"}, "needs discrete actions"),
+        (
+            {
+                "agent": "sac",
+                "env_id": "Pendulum-v1",
+                "storage": "per",
+                "first_priorities": "actors",
+            },
+            "--first-priorities actors: --agent sac has no action values",
+        ),
+        ({"value_range": (1.0, 1.0)}, "--value-range 1 1: the first must be smaller"),
         ({"collection_workers": -1}, "--collection-workers -1: must be 0 or more"),
         ({"setting": "a/b"}, "--setting 'a/b': becomes part of a folder's name"),
         (

@@ -1,0 +1,1 @@
+"""One module for each algorithm: its loss, and what else is its own."""
