@@ -130,6 +130,15 @@ def generalized_returns(
     return torch.stack(advantages[::-1]) + values[:-1]
 
 
+def logprobs_and_entropies(
+    logits: torch.Tensor, actions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities [N] of actions [N] (int64), and entropies [N], of logits [N, num_actions]."""
+    log_policy = torch.log_softmax(logits, dim=-1)
+    logprobs = log_policy.gather(-1, actions[:, None])[:, 0]
+    return logprobs, -(log_policy.exp() * log_policy).sum(dim=-1)
+
+
 def clipped_surrogate(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_coef: float
 ) -> torch.Tensor:

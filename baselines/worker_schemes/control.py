@@ -20,6 +20,13 @@ class ActionBounds(NamedTuple):
     high: tuple[float, ...]
 
 
+def register_bounds(network: nn.Module, bounds: ActionBounds) -> None:
+    """Give a network the `scale` and `middle` [size] that map actions from [-1, 1] to their bounds."""
+    low, high = torch.tensor(bounds.low), torch.tensor(bounds.high)
+    network.register_buffer("scale", (high - low) / 2)
+    network.register_buffer("middle", (high + low) / 2)
+
+
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
     """Return dense layers of some sizes, with ReLU between them."""
     layers: list[nn.Module] = []
@@ -43,9 +50,7 @@ class SACNetwork(nn.Module):
         """Initialize the networks; the targets start equal to the critics."""
         super().__init__()
         size = len(bounds.low)
-        low, high = torch.tensor(bounds.low), torch.tensor(bounds.high)
-        self.register_buffer("scale", (high - low) / 2)
-        self.register_buffer("middle", (high + low) / 2)
+        register_bounds(self, bounds)
         self.policy = mlp((obs_size, *hiddens, 2 * size))
         self.critics = nn.ModuleList(mlp((obs_size + size, *hiddens, 1)) for _ in range(2))
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
@@ -86,9 +91,7 @@ class DeterministicNetwork(nn.Module):
         """Initialize the networks; the targets start equal to what they follow."""
         super().__init__()
         size = len(bounds.low)
-        low, high = torch.tensor(bounds.low), torch.tensor(bounds.high)
-        self.register_buffer("scale", (high - low) / 2)
-        self.register_buffer("middle", (high + low) / 2)
+        register_bounds(self, bounds)
         self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
         self.policy = mlp((obs_size, *hiddens, size))
         self.critics = nn.ModuleList(

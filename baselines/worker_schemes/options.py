@@ -223,6 +223,8 @@ APE_X_DEFAULTS = {
     "dqn": {"double": True, "dueling": True, "n_step": 3, "first_priorities": "actors"},
     "rainbow": {"first_priorities": "actors"},
 }
+# Steps of a minibatch in a full rollout: some only reset an environment, and PPO normalizes over the others.
+LEAST_STEPS = {"ppo": 8, "a2c": 2}
 OF_PRIORITIES = ("priority_exponent", "first_priorities")
 
 
@@ -284,7 +286,7 @@ def prepare(args: Args) -> Plan:
     if args.hardware.ray_address is not None and args.hardware.local_nodes > 1:
         raise BadInput("--local-nodes: starts a cluster on this machine, so not with --ray-address")
     batch = args.num_steps * args.num_envs
-    if args.num_minibatches > max(batch // 8, 1):
+    if args.agent in LEAST_STEPS and args.num_minibatches > batch // LEAST_STEPS[args.agent]:
         raise BadInput(
             f"--num-minibatches {args.num_minibatches}: too many for the {batch} steps of a rollout"
         )

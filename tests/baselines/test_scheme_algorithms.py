@@ -24,6 +24,7 @@ from baselines.worker_schemes.q_networks import DQNNetwork, NoisyLinear, QNetwor
 from baselines.worker_schemes.replay import ReplayStorage, Transitions, n_step_transitions
 from baselines.worker_schemes.schemes import ACTORS, ALGORITHMS, SCHEMES, STORAGES, choose_part
 from baselines.worker_schemes.targets import move_targets_every
+from cleanba.run.command_line import BadInput
 from tests.command_lines import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -409,6 +410,14 @@ def environment(agent):
     return "Pendulum-v1" if ALGORITHMS[agent].continuous else "CartPole-v1"
 
 
+@pytest.mark.parametrize("agent", ["impala", "dqn", "a2c"])
+def test_rollouts_too_short_for_ppo_are_long_enough_for_others(agent, tmp_path):
+    said = {"env_id": "CartPole-v1", "num_envs": 1, "num_steps": 5, "runs_dir": tmp_path}
+    options.prepare(parsed(options.Args, agent=agent, **said))
+    with pytest.raises(BadInput, match="too many for the 5 steps"):
+        options.prepare(parsed(options.Args, agent="ppo", num_minibatches=1, **said))
+
+
 @pytest.mark.parametrize("agent", ALGORITHMS)
 def test_every_combination_of_parts_learns_or_is_one_clear_line(agent, tmp_path):
     parts = ALGORITHMS[agent]
@@ -422,7 +431,7 @@ def test_every_combination_of_parts_learns_or_is_one_clear_line(agent, tmp_path)
             }  # fmt: skip
             if storage not in parts.storages or actor not in parts.actors:
                 kind = "storage" if storage not in parts.storages else "actor"
-                with pytest.raises(Exception, match=f"^--{kind} .*: --agent {agent} takes "):
+                with pytest.raises(BadInput, match=f"^--{kind} .*: --agent {agent} takes "):
                     options.prepare(parsed(options.Args, **said))
                 continue
             worker = make_update_worker(options.prepare(parsed(options.Args, **said)))

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from baselines.torch_losses import logprobs_and_entropies
 from baselines.worker_schemes.on_policy import Steps
 
 
@@ -11,11 +12,10 @@ def a2c_loss(
 ) -> dict[str, torch.Tensor]:
     """Return the policy gradient loss of a batch, with its value loss and entropy bonus."""
     logits, values = network(batch.obs)
-    log_policy = torch.log_softmax(logits, dim=-1)
-    logprobs = log_policy.gather(-1, batch.actions[:, None])[:, 0]
+    logprobs, entropies = logprobs_and_entropies(logits, batch.actions)
     policy_loss = -(logprobs * batch.advantages).mean()
     value_loss = 0.5 * (values - batch.returns).square().mean()
-    entropy = -(log_policy.exp() * log_policy).sum(dim=-1).mean()
+    entropy = entropies.mean()
     return {
         "loss": policy_loss + vf_coef * value_loss - ent_coef * entropy,
         "policy_loss": policy_loss,

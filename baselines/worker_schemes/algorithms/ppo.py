@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from baselines.torch_losses import clipped_surrogate
+from baselines.torch_losses import clipped_surrogate, logprobs_and_entropies
 from baselines.worker_schemes.on_policy import Steps
 
 
@@ -21,8 +21,7 @@ def ppo_loss(
     The clipping coefficient is annealed to 0. Advantages are normalized over the minibatch.
     """
     logits, values = network(batch.obs)
-    log_policy = torch.log_softmax(logits, dim=-1)
-    logprobs = log_policy.gather(-1, batch.actions[:, None])[:, 0]
+    logprobs, entropies = logprobs_and_entropies(logits, batch.actions)
     advantages = batch.advantages - batch.advantages.mean()
     advantages = advantages / (advantages.std() + 1e-8)
     clip = clip_coef * (1 - progress)
@@ -30,7 +29,7 @@ def ppo_loss(
     ratio = torch.exp(log_ratio)
     policy_loss = -clipped_surrogate(ratio, advantages, clip).mean()
     value_loss = 0.5 * (values - batch.returns).square().mean()
-    entropy = -(log_policy.exp() * log_policy).sum(dim=-1).mean()
+    entropy = entropies.mean()
     return {
         "loss": policy_loss + vf_coef * value_loss - ent_coef * entropy,
         "policy_loss": policy_loss,
