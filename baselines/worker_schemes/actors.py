@@ -1,10 +1,14 @@
-"""Actors: how a network's outputs become actions. Each takes (network, observations, generator, moment)."""
+"""Actors: how a network's outputs become actions.
+
+Each takes (network, observations, states, generator, moment), as an `Agent` describes.
+"""
 
 import numpy as np
 import torch
 from torch import nn
 
-from baselines.worker_schemes.control import DeterministicNetwork, SACNetwork
+from baselines.worker_schemes.control import DeterministicNetwork, GaussianNetwork, SACNetwork
+from baselines.worker_schemes.dynamics import DynamicsEnsemble, plan_by_cem
 from baselines.worker_schemes.parts import Decision, Moment
 from baselines.worker_schemes.q_networks import DQNNetwork
 
@@ -13,7 +17,11 @@ APE_X_EPSILON, APE_X_ALPHA = 0.4, 7.0
 
 
 def act_by_logits(
-    network: nn.Module, obs: np.ndarray, rng: np.random.Generator, moment: Moment
+    network: nn.Module,
+    obs: np.ndarray,
+    states: np.ndarray,
+    rng: np.random.Generator,
+    moment: Moment,
 ) -> Decision:
     """Sample discrete actions from an actor-critic network (the Gumbel-max trick)."""
     logits, values = network(torch.from_numpy(obs))
@@ -23,19 +31,25 @@ def act_by_logits(
 
 
 def _epsilon_greedy(
-    network: DQNNetwork, obs: np.ndarray, rng: np.random.Generator, epsilons: np.ndarray
+    network: DQNNetwork,
+    obs: np.ndarray,
+    states: np.ndarray,
+    rng: np.random.Generator,
+    epsilons: np.ndarray,
 ) -> Decision:
     """Take random actions with probabilities epsilons [B], else greedy ones."""
-    online = network.online
-    values = online.expected(online(torch.from_numpy(obs))).numpy()
+    values, new_states = network.online.step(torch.from_numpy(obs), torch.from_numpy(states))
+    values = values.numpy()
     drawn = rng.integers(values.shape[-1], size=len(obs))
     actions = np.where(rng.random(len(obs)) < epsilons, drawn, values.argmax(axis=-1))
-    return Decision(actions, values, values.max(axis=-1))
+    new_states = None if new_states is None else new_states.numpy()
+    return Decision(actions, values, values.max(axis=-1), new_states)
 
 
 def act_with_annealed_epsilon(
     network: DQNNetwork,
     obs: np.ndarray,
+    states: np.ndarray,
     rng: np.random.Generator,
     moment: Moment,
     *,
@@ -48,7 +62,7 @@ def act_with_annealed_epsilon(
     """
     done = min(1.0, moment.steps * moment.num_workers / anneal_steps)
     epsilon = 1 + (last_epsilon - 1) * done
-    return _epsilon_greedy(network, obs, rng, np.full(len(obs), epsilon))
+    return _epsilon_greedy(network, obs, states, rng, np.full(len(obs), epsilon))
 
 
 def ape_x_epsilons(moment: Moment, num_envs: int) -> np.ndarray:
@@ -59,18 +73,26 @@ def ape_x_epsilons(moment: Moment, num_envs: int) -> np.ndarray:
 
 
 def act_with_own_epsilons(
-    network: DQNNetwork, obs: np.ndarray, rng: np.random.Generator, moment: Moment
+    network: DQNNetwork,
+    obs: np.ndarray,
+    states: np.ndarray,
+    rng: np.random.Generator,
+    moment: Moment,
 ) -> Decision:
     """Act epsilon-greedily, each environment of the run with its own constant epsilon, as Ape-X's actors."""
-    return _epsilon_greedy(network, obs, rng, ape_x_epsilons(moment, len(obs)))
+    return _epsilon_greedy(network, obs, states, rng, ape_x_epsilons(moment, len(obs)))
 
 
 def act_with_noisy_layers(
-    network: DQNNetwork, obs: np.ndarray, rng: np.random.Generator, moment: Moment
+    network: DQNNetwork,
+    obs: np.ndarray,
+    states: np.ndarray,
+    rng: np.random.Generator,
+    moment: Moment,
 ) -> Decision:
     """Act greedily, with new noise in the network's noisy layers."""
     network.online.resample(torch.Generator().manual_seed(int(rng.integers(2**62))))
-    return _epsilon_greedy(network, obs, rng, np.zeros(len(obs)))
+    return _epsilon_greedy(network, obs, states, rng, np.zeros(len(obs)))
 
 
 def _continuous(network: nn.Module, actions: np.ndarray) -> Decision:
@@ -80,10 +102,14 @@ def _continuous(network: nn.Module, actions: np.ndarray) -> Decision:
     return Decision(actions, np.empty((count, 0), np.float32), np.zeros(count, np.float32))
 
 
-def act_by_squashed_gaussian(
-    network: SACNetwork, obs: np.ndarray, rng: np.random.Generator, moment: Moment
+def act_by_sampling(
+    network: SACNetwork | GaussianNetwork,
+    obs: np.ndarray,
+    states: np.ndarray,
+    rng: np.random.Generator,
+    moment: Moment,
 ) -> Decision:
-    """Sample actions from SAC's policy; uniformly before its first update (version 1)."""
+    """Sample actions from a stochastic policy; uniformly before its first update (version 1)."""
     shape = (len(obs), len(network.scale))
     if moment.version == 1:
         return _continuous(network, rng.uniform(-1, 1, shape))
@@ -94,6 +120,7 @@ def act_by_squashed_gaussian(
 def act_with_gaussian_noise(
     network: DeterministicNetwork,
     obs: np.ndarray,
+    states: np.ndarray,
     rng: np.random.Generator,
     moment: Moment,
     *,
@@ -104,6 +131,7 @@ def act_with_gaussian_noise(
     Args:
       network: the policy and its critics.
       obs: [B, ...].
+      states: not used.
       rng: for the noise.
       moment: when and where the actor acts.
       action_noise: standard deviation, in units of half the range of an action.
@@ -114,3 +142,35 @@ def act_with_gaussian_noise(
     actions = network.act(network.policy, torch.from_numpy(obs)).numpy()
     noise = action_noise * rng.standard_normal(shape, np.float32)
     return _continuous(network, (actions + noise).clip(-1, 1))
+
+
+def act_by_planning(
+    network: DynamicsEnsemble,
+    obs: np.ndarray,
+    states: np.ndarray,
+    rng: np.random.Generator,
+    moment: Moment,
+    *,
+    plans: int,
+    elites: int,
+    iterations: int,
+) -> Decision:
+    """Take the first action of a plan, which starts from the rest of the last one (its state).
+
+    Before the first update (version 1), act uniformly.
+    """
+    size = len(network.scale)
+    if moment.version == 1:
+        return _continuous(network, rng.uniform(-1, 1, (len(obs), size)))
+    mean = torch.from_numpy(states).view(len(obs), -1, size)
+    plan = plan_by_cem(
+        network,
+        torch.from_numpy(obs).flatten(1),
+        mean,
+        rng,
+        plans=plans,
+        elites=elites,
+        iterations=iterations,
+    ).numpy()
+    rest = np.concatenate([plan[:, 1:], np.zeros_like(plan[:, :1])], axis=1)
+    return _continuous(network, plan[:, 0])._replace(state=rest.reshape(len(obs), -1))

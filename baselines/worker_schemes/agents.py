@@ -1,8 +1,8 @@
 """Agents put together: the network, actor, storage and algorithm that a run's options name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,18 +13,29 @@ from baselines.worker_schemes import actors
 from baselines.worker_schemes.algorithms.a2c import a2c_loss
 from baselines.worker_schemes.algorithms.dqn import dqn_loss
 from baselines.worker_schemes.algorithms.impala import vtrace_loss
+from baselines.worker_schemes.algorithms.mpc import model_loss
+from baselines.worker_schemes.algorithms.mpo import mpo_loss
 from baselines.worker_schemes.algorithms.ppo import ppo_loss
+from baselines.worker_schemes.algorithms.r2d2 import r2d2_loss
 from baselines.worker_schemes.algorithms.sac import sac_loss
 from baselines.worker_schemes.algorithms.td3 import td3_loss
-from baselines.worker_schemes.control import ActionBounds, DeterministicNetwork, SACNetwork
+from baselines.worker_schemes.control import (
+    ActionBounds,
+    DeterministicNetwork,
+    GaussianNetwork,
+    SACNetwork,
+)
+from baselines.worker_schemes.dynamics import DynamicsEnsemble
+from baselines.worker_schemes.goals import GOALS, goal_task, hindsight_transitions
 from baselines.worker_schemes.on_policy import GAEStorage, VTraceStorage
 from baselines.worker_schemes.optimizers import make_actor_critic_adam, make_adam, make_rmsprop
 from baselines.worker_schemes.parts import Agent, Algorithm, Storage
-from baselines.worker_schemes.q_networks import DQNNetwork, QNetwork
-from baselines.worker_schemes.replay import ReplayStorage
+from baselines.worker_schemes.q_networks import DQNNetwork, QNetwork, RecurrentQNetwork
+from baselines.worker_schemes.replay import ReplayStorage, Transitions, n_step_transitions
 from baselines.worker_schemes.schemes import ALGORITHMS
+from baselines.worker_schemes.sequences import Sequences, cut_sequences
 from baselines.worker_schemes.targets import move_targets, move_targets_every, no_target_networks
-from cleanba.environments import EnvSpec, check_env_id, describe_env, make_envs
+from cleanba.environments import check_env_id, describe_env, make_envs
 
 if TYPE_CHECKING:
     from baselines.worker_schemes.options import Args
@@ -34,8 +45,16 @@ if TYPE_CHECKING:
 Q_HIDDENS = {"nature": (512,), "resnet": (256,), "mlp": (120, 84)}
 
 
-def describe_control(agent: str, env_id: str, preprocessing: str) -> tuple[EnvSpec, ActionBounds]:
-    """Return shapes and action bounds of an environment with continuous actions.
+class Control(NamedTuple):
+    """An environment with continuous actions."""
+
+    obs_size: int
+    bounds: ActionBounds
+    goal_size: int  # 0 if it has no goals
+
+
+def describe_control(agent: str, env_id: str, preprocessing: str) -> Control:
+    """Return the sizes and action bounds of an environment with continuous actions.
 
     Raises:
       ValueError: if it is unknown, or of another kind.
@@ -43,14 +62,16 @@ def describe_control(agent: str, env_id: str, preprocessing: str) -> tuple[EnvSp
     check_env_id(env_id)
     envs = make_envs(env_id, [0], preprocessing=preprocessing)
     actions, observations = envs.action_space, envs.observation_space
-    if hasattr(actions, "n") or not hasattr(observations, "shape"):
+    has_goals = isinstance(observations, Mapping) and set(GOALS) <= set(observations)
+    if hasattr(actions, "n") or (getattr(observations, "shape", None) is None and not has_goals):
         raise ValueError(f"--agent {agent}: {env_id} needs to have continuous actions")
     bounds = ActionBounds(tuple(actions.low.tolist()), tuple(actions.high.tolist()))
     if not np.isfinite([*bounds.low, *bounds.high]).all():
         raise ValueError(f"--agent {agent}: the actions of {env_id} have no bounds")
-    steps = int(envs.spec.config.max_episode_steps)
-    shape = tuple(observations.shape)
-    return EnvSpec(env_id, shape, np.dtype(np.float32), len(bounds.low), False, steps), bounds
+    if not has_goals:
+        return Control(int(np.prod(observations.shape)), bounds, 0)
+    sizes = {name: int(np.prod(space.shape)) for name, space in observations.items()}
+    return Control(sum(sizes.values()), bounds, sizes["desired_goal"])
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -70,19 +91,29 @@ def make_agent(args: "Args", num_gradient_workers: int) -> tuple[Agent, str]:
     Raises:
       ValueError: with one line, if something does not fit the environment.
     """
-    if ALGORITHMS[args.agent].continuous:
-        make, algorithm, network = _control(args)
-    elif args.agent in ("dqn", "rainbow"):
-        make, algorithm, network = _values(args)
+    continuous = ALGORITHMS[args.agent].continuous
+    if continuous:
+        control = describe_control(args.agent, args.env_id, args.atari_preprocessing)
+        make, algorithm, network = _control(args, control)
     else:
-        make, algorithm, network = _actor_critic(args)
+        control = None
+        values = args.agent in ("dqn", "rainbow", "r2d2")
+        make, algorithm, network = (_values if values else _actor_critic)(args)
     agent = Agent(
         partial(make_seeded, make, args.seed),
         _actor(args),
-        _storage(args, num_gradient_workers),
+        _storage(args, control, num_gradient_workers),
         algorithm,
+        state_size=_state_size(args, control),
+        overlap=args.burn_in if args.agent == "r2d2" else 0,
     )
     return agent, network
+
+
+def _state_size(args: "Args", control: Control | None) -> int:
+    if args.agent == "r2d2":
+        return 2 * args.lstm_width
+    return args.horizon * len(control.bounds.low) if args.agent == "mpc" else 0
 
 
 def _actor_critic(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str]:
@@ -107,44 +138,62 @@ def _actor_critic(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str
 def _values(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str]:
     spec = describe_env(args.env_id, args.atari_preprocessing)
     name = choose_network(args.network, spec, images="nature")
+    hiddens = args.hiddens or Q_HIDDENS[name]
+    after_step = partial(move_targets_every, every=args.target_every)
+    make_optimizer = partial(make_adam, learning_rate=args.learning_rate, eps=args.optimizer_eps)
+    if args.agent == "r2d2":
+        online = partial(
+            RecurrentQNetwork, name, spec.obs_shape, spec.num_actions, hiddens, args.lstm_width
+        )
+        loss = partial(r2d2_loss, burn_in=args.burn_in)
+        return partial(_with_target, online), Algorithm(loss, make_optimizer, after_step), name
     support = np.linspace(*args.value_range, args.num_atoms) if args.num_atoms > 1 else [0.0]
     online = partial(
         QNetwork,
         name,
         spec.obs_shape,
         spec.num_actions,
-        args.hiddens or Q_HIDDENS[name],
+        hiddens,
         dueling=args.dueling,
         noisy=args.actor == "noisy",
         support=tuple(float(atom) for atom in support),
     )
-    algorithm = Algorithm(
-        partial(dqn_loss, double=args.double),
-        partial(make_adam, learning_rate=args.learning_rate, eps=args.optimizer_eps),
-        partial(move_targets_every, every=args.target_every),
-    )
-    return partial(_with_target, online), algorithm, name
+    loss = partial(dqn_loss, double=args.double)
+    return partial(_with_target, online), Algorithm(loss, make_optimizer, after_step), name
 
 
-def _with_target(make_online: Callable[[], QNetwork]) -> DQNNetwork:
+def _with_target(make_online: Callable[[], QNetwork | RecurrentQNetwork]) -> DQNNetwork:
     return DQNNetwork(make_online())
 
 
-def _control(args: "Args") -> tuple[Callable[[], nn.Module], Algorithm, str]:
-    spec, bounds = describe_control(args.agent, args.env_id, args.atari_preprocessing)
+def _control(args: "Args", control: Control) -> tuple[Callable[[], nn.Module], Algorithm, str]:
     if args.network not in ("auto", "mlp"):
         raise ValueError(f"--network {args.network}: --agent {args.agent} has an mlp")
-    size, hiddens = int(np.prod(spec.obs_shape)), args.hiddens
+    size, bounds, hiddens = control.obs_size, control.bounds, args.hiddens
+    if args.agent == "mpc":
+        make_optimizer = partial(
+            make_adam, learning_rate=args.learning_rate, eps=args.optimizer_eps
+        )
+        make = partial(DynamicsEnsemble, size, bounds, hiddens, args.members)
+        return make, Algorithm(model_loss, make_optimizer, no_target_networks), "mlp"
     rates = {"critic_lr": args.learning_rate, "policy_lr": args.policy_lr}
+    if args.agent == "mpo":
+        loss = partial(
+            mpo_loss,
+            epsilon=args.mpo_epsilon,
+            epsilon_mean=args.mpo_epsilon_mean,
+            epsilon_std=args.mpo_epsilon_std,
+        )
+        make_optimizer = partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **rates)
+        after_step = partial(move_targets_every, every=args.target_every)
+        make = partial(GaussianNetwork, size, bounds, hiddens)
+        return make, Algorithm(loss, make_optimizer, after_step), "mlp"
     if args.agent == "sac":
+        make_optimizer = partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **rates)
         make = partial(SACNetwork, size, bounds, hiddens, args.initial_alpha)
         return (
             make,
-            Algorithm(
-                sac_loss,
-                partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **rates),
-                partial(move_targets, polyak=args.polyak),
-            ),
+            Algorithm(sac_loss, make_optimizer, partial(move_targets, polyak=args.polyak)),
             "mlp",
         )
     twins = args.agent == "td3"
@@ -171,15 +220,22 @@ def _actor(args: "Args") -> Callable[..., Any]:
         )
     if args.actor == "gaussian":
         return partial(actors.act_with_gaussian_noise, action_noise=args.action_noise)
+    if args.actor == "cem":
+        return partial(
+            actors.act_by_planning, plans=args.plans, elites=args.elites, iterations=args.iterations
+        )
     return {
         "softmax": actors.act_by_logits,
         "ape-x": actors.act_with_own_epsilons,
         "noisy": actors.act_with_noisy_layers,
-        "squashed-gaussian": actors.act_by_squashed_gaussian,
+        "squashed-gaussian": actors.act_by_sampling,
+        "clipped-gaussian": actors.act_by_sampling,
     }[args.actor]
 
 
-def _storage(args: "Args", num_gradient_workers: int) -> Callable[[int], Storage]:
+def _storage(
+    args: "Args", control: Control | None, num_gradient_workers: int
+) -> Callable[[int], Storage]:
     clip_rewards = args.reward_clipping == "abs_one"
     if args.storage == "v-trace":
         return VTraceStorage
@@ -192,15 +248,37 @@ def _storage(args: "Args", num_gradient_workers: int) -> Callable[[int], Storage
             num_minibatches=args.num_minibatches,
             clip_rewards=clip_rewards,
         )
+    make_batch, length, copies = Transitions, 1, 1
+    if args.agent == "r2d2":
+        make_batch, length = Sequences, args.unroll
+        cut = partial(
+            cut_sequences, burn_in=args.burn_in, unroll=args.unroll, n=args.n_step, gamma=args.gamma
+        )
+    elif args.storage == "her":
+        task = goal_task(args.env_id)
+        if task is None or not control.goal_size:
+            raise ValueError(f"--storage her: {args.env_id} has no sparse rewards for goals")
+        copies += args.hindsight_goals
+        cut = partial(
+            hindsight_transitions,
+            task=task,
+            size=control.goal_size,
+            copies=args.hindsight_goals,
+            gamma=args.gamma,
+        )
+    else:
+        cut = partial(n_step_transitions, n=args.n_step, gamma=args.gamma)
+    draws = {"mpo": args.action_samples, "mpc": args.members, "sac": 2, "td3": 2, "ddpg": 2}
     return partial(
         ReplayStorage,
-        capacity=args.replay_size,
-        first=max(args.start_steps // num_gradient_workers, args.batch_size),
+        cut=cut,
+        make_batch=make_batch,
+        num_draws=draws.get(args.agent, 0),
+        capacity=max(args.replay_size // length, 1),
+        first=max(args.start_steps * copies // (num_gradient_workers * length), args.batch_size),
         batch_size=args.batch_size,
         num_updates=args.num_updates,
-        gamma=args.gamma,
-        n_step=args.n_step,
-        clip_rewards=clip_rewards and not ALGORITHMS[args.agent].continuous,
+        clip_rewards=clip_rewards and control is None and args.agent != "r2d2",
         priority_exponent=args.priority_exponent if args.storage == "per" else 0.0,
         importance_exponent=args.importance_exponent,
         actor_priorities=args.first_priorities == "actors",

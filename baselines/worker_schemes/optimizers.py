@@ -18,7 +18,7 @@ def make_rmsprop(network: nn.Module, *, learning_rate: float, eps: float) -> tor
 def make_actor_critic_adam(
     network: nn.Module, *, critic_lr: float, policy_lr: float, alpha_lr: float | None = None
 ) -> torch.optim.Optimizer:
-    """Return Adam with separate learning rates for critics, policy and, of SAC, the temperature.
+    """Return Adam with separate learning rates for critics, policy and, of SAC and MPO, multipliers.
 
     The critics are first, so that their learning rate is the one that is recorded.
     """
@@ -27,5 +27,5 @@ def make_actor_critic_adam(
         {"params": network.policy.parameters(), "lr": policy_lr},
     ]
     if alpha_lr is not None:
-        groups.append({"params": [network.log_alpha], "lr": alpha_lr})
+        groups.append({"params": network.duals(), "lr": alpha_lr})
     return torch.optim.Adam(groups)

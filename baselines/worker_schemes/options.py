@@ -61,14 +61,14 @@ class Args:
     seed: NotHyper[int] = 1
     """Seed of the run: environments, initial parameters, actions, minibatches."""
     agent: Hyper[Literal[AGENTS]] = "ppo"
-    """Algorithm. DDPG, TD3 and SAC are for continuous actions."""
+    """Algorithm. DDPG, TD3, SAC, MPO and MPC are for continuous actions."""
     storage: Hyper[Literal[STORAGES] | None] = None
     """On-policy: advantages from GAE, from plain returns, or with V-trace. Off-policy: a replay buffer,
-    sampled evenly, by priority (per), or with an emphasis on recent experience (ere). By default that of the
-    algorithm; with the scheme ape-x, per."""
+    sampled evenly, by priority (per), with an emphasis on recent experience (ere), or evenly with goals in
+    hindsight (her). By default that of the algorithm; with the scheme ape-x, per."""
     actor: Hyper[Literal[ACTORS] | None] = None
     """How actions are chosen. By default as the algorithm does; with the scheme ape-x and action values, each
-    environment has its own constant epsilon (ape-x). noisy puts noisy layers into the network."""
+    environment has its own constant epsilon (ape-x). noisy puts noisy layers into the network; cem plans."""
     scheme: Hyper[Literal[tuple(SCHEMES)]] = "single-threaded"
     """Numbers of workers and links by the name of the work that introduced them; each can be set below."""
     gradient_workers: Hyper[CountOrZero | None] = None
@@ -87,20 +87,20 @@ class Args:
     num_envs: Hyper[Count] = 8
     """Environments of each collection worker."""
     num_steps: Hyper[Count | None] = None
-    """Steps of each environment in a rollout; by default 128 (PPO, continuous actions), 20 (IMPALA), 16
-    (DQN, Rainbow) or 5 (A2C)."""
+    """Steps of each environment in a rollout; by default 128 (PPO, continuous actions), 40 (R2D2), 20
+    (IMPALA), 16 (DQN, Rainbow) or 5 (A2C)."""
     learning_rate: Hyper[Positive | None] = None
     """Learning rate, with continuous actions of the critics; by default 2.5e-4 (PPO), 6e-4 (IMPALA), 7e-4
-    (A2C), 1e-4 (DQN), 6.25e-5 (Rainbow) or 1e-3 (DDPG, TD3, SAC)."""
+    (A2C), 1e-4 (DQN, R2D2, MPO), 6.25e-5 (Rainbow) or 1e-3 (DDPG, TD3, SAC; MPC's models)."""
     optimizer_eps: Hyper[NotNegative | None] = None
     """Epsilon of the optimiser; by default 1e-5 (Adam of PPO, RMSProp of A2C), 0.01 (RMSProp of IMPALA),
-    1e-8 (Adam of DQN) or 1.5e-4 (Adam of Rainbow)."""
+    1e-8 (Adam of DQN, MPC), 1.5e-4 (Adam of Rainbow) or 1e-3 (Adam of R2D2)."""
     anneal: Hyper[bool] = True
     """Anneal the learning rate, and PPO's clipping, linearly to 0; never with a replay buffer."""
     gamma: Hyper[Share | None] = None
-    """Discount factor; by default 0.99, of SAC 0.98."""
+    """Discount factor; by default 0.99, of SAC 0.98, of R2D2 0.997."""
     max_grad_norm: Hyper[Positive | None] = None
-    """Largest global norm of what is applied; by default 0.5 (PPO, A2C), 40 (IMPALA), else none."""
+    """Largest global norm of what is applied; by default 0.5 (PPO, A2C), 40 (IMPALA, MPO, R2D2)."""
     ent_coef: Hyper[NotNegative] = 0.01
     """Coefficient of the entropy (PPO, IMPALA, A2C)."""
     vf_coef: Hyper[NotNegative | None] = None
@@ -114,11 +114,12 @@ class Args:
     num_minibatches: Hyper[Count | None] = None
     """PPO, A2C: minibatches of an epoch, each a gradient; by default 4, of A2C 1."""
     reward_clipping: Hyper[Literal["abs_one", "none"]] = "abs_one"
-    """Clip rewards to [-1, 1] for learning, or not; never with continuous actions."""
+    """Clip rewards to [-1, 1] for learning, or not; never with continuous actions, and not of R2D2, which
+    rescales values instead."""
     policy_lr: Hyper[Positive | None] = None
-    """DDPG, TD3, SAC: learning rate of the policy; by default 1e-4, of TD3 1e-3."""
-    alpha_lr: Hyper[Positive] = 1e-5
-    """SAC: learning rate of the temperature."""
+    """DDPG, TD3, SAC, MPO: learning rate of the policy; by default 1e-4, of TD3 1e-3."""
+    alpha_lr: Hyper[Positive | None] = None
+    """SAC, MPO: learning rate of the temperature and of MPO's multipliers; by default 1e-5, of MPO 1e-2."""
     initial_alpha: Hyper[Positive] = 0.2
     """SAC: first temperature."""
     polyak: Hyper[Share | None] = None
@@ -131,6 +132,24 @@ class Args:
     """TD3: largest noise in target actions, in the same unit."""
     policy_every: Hyper[Count] = 2
     """TD3: updates of the critics for each of the policy and of the targets."""
+    action_samples: Hyper[Count] = 20
+    """MPO: actions that are drawn for each observation."""
+    mpo_epsilon: Hyper[Positive] = 0.1
+    """MPO: largest divergence of the reweighted actions from the policy, which sets the temperature."""
+    mpo_epsilon_mean: Hyper[Positive] = 2.5e-3
+    """MPO: largest divergence of each component by the change of its mean."""
+    mpo_epsilon_std: Hyper[Positive] = 1e-6
+    """MPO: largest divergence of each component by the change of its standard deviation."""
+    members: Hyper[Count] = 5
+    """MPC: models in the ensemble."""
+    horizon: Hyper[Count] = 15
+    """MPC: steps of a plan."""
+    plans: Hyper[Count] = 200
+    """MPC: plans that are tried in each iteration of the cross-entropy method."""
+    elites: Hyper[Count] = 20
+    """MPC: best plans, from which the next iteration is drawn; fewer than plans."""
+    iterations: Hyper[Count] = 4
+    """MPC: iterations of the cross-entropy method for each step."""
     double: Hyper[bool | None] = None
     """DQN: choose next actions by the online network; by default with the scheme ape-x and of Rainbow."""
     dueling: Hyper[bool | None] = None
@@ -139,30 +158,40 @@ class Args:
     """DQN: atoms of the distributions of returns; 1 for expected returns. By default 1, of Rainbow 51."""
     value_range: Hyper[tuple[Finite, Finite]] = (-10.0, 10.0)
     """DQN: smallest and largest return of a distribution."""
-    target_every: Hyper[Count] = 250
-    """DQN: updates between two copies into the target network."""
+    target_every: Hyper[Count | None] = None
+    """DQN, R2D2, MPO: updates between two copies into the target networks; by default 250, of R2D2 2500, of
+    MPO 100."""
+    lstm_width: Hyper[Count] = 512
+    """R2D2: width of the LSTM."""
+    burn_in: Hyper[CountOrZero] = 40
+    """R2D2: first steps of a sequence, which only bring the stored state up to date."""
+    unroll: Hyper[Count] = 40
+    """R2D2: steps of a sequence that are learned from; as many as a rollout has, or a divisor of them."""
     last_epsilon: Hyper[Share] = 0.01
     """--actor epsilon-greedy: epsilon after it was annealed from 1."""
     exploration_share: Hyper[PositiveShare] = 0.1
     """--actor epsilon-greedy: share of all steps in which epsilon is annealed."""
     n_step: Hyper[Count | None] = None
-    """Replay buffers: most steps of a return; by default 1, of Rainbow and of DQN with the scheme ape-x 3."""
+    """Replay buffers: most steps of a return; by default 1, of Rainbow and of DQN with the scheme ape-x 3, of
+    R2D2 and MPO 5. With --storage her and of MPC always 1."""
     replay_size: Hyper[Count | None] = None
-    """Replay buffers: transitions that each gradient worker keeps; by default 1,500,000 (SAC), 1,000,000
-    (DDPG, TD3) or 100,000 (DQN, Rainbow)."""
+    """Replay buffers: transitions that each gradient worker keeps, hindsight's copies included; by default
+    1,500,000 (SAC), 1,000,000 (DDPG, TD3, MPO, MPC) or 100,000 (DQN, Rainbow, R2D2)."""
     batch_size: Hyper[Count | None] = None
-    """Replay buffers: transitions in a batch; by default 256 (SAC), 100 (TD3), 64 (DDPG) or 32 (DQN,
-    Rainbow)."""
+    """Replay buffers: transitions in a batch, of R2D2 sequences; by default 256 (SAC, MPO, MPC), 100
+    (TD3), 64 (DDPG, R2D2) or 32 (DQN, Rainbow)."""
     priority_exponent: Hyper[NotNegative | None] = None
     """--storage per: transitions are drawn in proportion to this power of their last errors; by default 0.6,
-    of Rainbow 0.5."""
-    importance_exponent: Hyper[NotNegative] = 0.4
-    """--storage per: power of the weights that make up for uneven draws."""
+    of Rainbow 0.5, of R2D2 0.9."""
+    importance_exponent: Hyper[NotNegative | None] = None
+    """--storage per: power of the weights that make up for uneven draws; by default 0.4, of R2D2 0.6."""
     first_priorities: Hyper[Literal["actors", "largest"] | None] = None
     """--storage per: priorities of new transitions: from the actors' action values, by default with the
-    scheme ape-x and DQN or Rainbow; otherwise the largest so far."""
+    scheme ape-x and DQN or Rainbow, and of R2D2; otherwise the largest so far."""
     ere_eta: Hyper[PositiveShare] = 0.996
     """--storage ere: batch k of K is drawn from the newest eta^(1000 k / K) of the transitions."""
+    hindsight_goals: Hyper[Count] = 4
+    """--storage her: copies of each transition, with goals achieved later in its episode (k)."""
     start_steps: Hyper[CountOrZero] = 10_000
     """Replay buffers: steps before the first update, over all workers, with random actions if they are
     continuous; at least a batch."""
@@ -171,8 +200,8 @@ class Args:
     network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network; auto takes the Nature CNN for images, else an MLP."""
     hiddens: Hyper[tuple[Count, ...] | None] = None
-    """Widths of the dense layers; by default the network's own; of SAC and TD3 256 and 256, of DDPG 400 and
-    300, of an MLP of action values 120 and 84."""
+    """Widths of the dense layers; by default the network's own; of SAC, TD3 and MPO 256 and 256, of DDPG
+    400 and 300, of MPC's models 200 and 200, of an MLP of action values 120 and 84."""
     atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's."""
     hardware: Nested[Hardware] = Hardware()
@@ -182,10 +211,16 @@ class Args:
 _ON_POLICY = {"gamma": 0.99, "update_epochs": 3, "num_minibatches": 4}
 _REPLAY = {
     "max_grad_norm": 1e9, "vf_coef": 1.0, "update_epochs": 1, "num_minibatches": 1, "gamma": 0.99,
-    "optimizer_eps": 1e-8, "n_step": 1,
+    "optimizer_eps": 1e-8, "n_step": 1, "priority_exponent": 0.6, "importance_exponent": 0.4,
 }  # fmt: skip
-_CONTROL = _REPLAY | {"num_steps": 128, "learning_rate": 1e-3, "policy_lr": 1e-4, "polyak": 0.995}
-_VALUES = _REPLAY | {"num_steps": 16, "replay_size": 100_000, "batch_size": 32}
+_CONTROL = _REPLAY | {
+    "num_steps": 128, "learning_rate": 1e-3, "policy_lr": 1e-4, "alpha_lr": 1e-5, "polyak": 0.995,
+    "replay_size": 1_000_000, "batch_size": 256, "hiddens": (256, 256),
+}  # fmt: skip
+_VALUES = _REPLAY | {
+    "num_steps": 16, "replay_size": 100_000, "batch_size": 32, "learning_rate": 1e-4, "target_every": 250,
+    "double": False, "dueling": False, "num_atoms": 1,
+}  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": _ON_POLICY | {
         "num_steps": 128, "learning_rate": 2.5e-4, "optimizer_eps": 1e-5, "max_grad_norm": 0.5,
@@ -198,25 +233,23 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_steps": 5, "learning_rate": 7e-4, "optimizer_eps": 1e-5, "max_grad_norm": 0.5, "vf_coef": 0.5,
         "update_epochs": 1, "num_minibatches": 1,
     },
-    "dqn": _VALUES | {
-        "learning_rate": 1e-4, "double": False, "dueling": False, "num_atoms": 1, "priority_exponent": 0.6,
-    },
+    "dqn": _VALUES,
     "rainbow": _VALUES | {
         "learning_rate": 6.25e-5, "optimizer_eps": 1.5e-4, "double": True, "dueling": True, "num_atoms": 51,
         "n_step": 3, "priority_exponent": 0.5,
     },
-    "ddpg": _CONTROL | {
-        "replay_size": 1_000_000, "batch_size": 64, "polyak": 0.999, "hiddens": (400, 300),
-        "priority_exponent": 0.6,
+    "r2d2": _VALUES | {
+        "num_steps": 40, "optimizer_eps": 1e-3, "double": True, "dueling": True, "n_step": 5, "gamma": 0.997,
+        "priority_exponent": 0.9, "importance_exponent": 0.6, "first_priorities": "actors", "batch_size": 64,
+        "target_every": 2500, "max_grad_norm": 40.0,
     },
-    "td3": _CONTROL | {
-        "replay_size": 1_000_000, "batch_size": 100, "policy_lr": 1e-3, "hiddens": (256, 256),
-        "priority_exponent": 0.6,
+    "ddpg": _CONTROL | {"batch_size": 64, "polyak": 0.999, "hiddens": (400, 300)},
+    "td3": _CONTROL | {"batch_size": 100, "policy_lr": 1e-3},
+    "sac": _CONTROL | {"replay_size": 1_500_000, "gamma": 0.98},
+    "mpo": _CONTROL | {
+        "learning_rate": 1e-4, "alpha_lr": 1e-2, "n_step": 5, "target_every": 100, "max_grad_norm": 40.0,
     },
-    "sac": _CONTROL | {
-        "replay_size": 1_500_000, "batch_size": 256, "gamma": 0.98, "hiddens": (256, 256),
-        "priority_exponent": 0.6,
-    },
+    "mpc": _CONTROL | {"hiddens": (200, 200)},
 }  # fmt: skip
 # Ape-X's DQN is double and dueling, with returns of three steps and priorities from the actors.
 APE_X_DEFAULTS = {
@@ -225,7 +258,7 @@ APE_X_DEFAULTS = {
 }
 # Steps of a minibatch in a full rollout: some only reset an environment, and PPO normalizes over the others.
 LEAST_STEPS = {"ppo": 8, "a2c": 2}
-OF_PRIORITIES = ("priority_exponent", "first_priorities")
+OF_PRIORITIES = ("priority_exponent", "importance_exponent", "first_priorities")
 
 
 class Plan(NamedTuple):
@@ -258,11 +291,16 @@ def complete(args: Args) -> Args:
         for name in OF_PRIORITIES:
             if (value := getattr(args, name)) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: only with --storage per")
-    values = DEFAULTS[agent] | {"first_priorities": "largest"}
+    values = {"first_priorities": "largest"} | DEFAULTS[agent]
     if args.scheme == "ape-x":
         values |= APE_X_DEFAULTS.get(agent, {})
     if storage != "per":
         values = {name: value for name, value in values.items() if name not in OF_PRIORITIES}
+    for flag, given in (("--storage her", storage == "her"), ("--agent mpc", agent == "mpc")):
+        if given:
+            values["n_step"] = 1
+            if args.n_step not in (None, 1):
+                raise ValueError(f"--n-step {args.n_step}: must be 1 with {flag}")
     if args.first_priorities == "actors" and ALGORITHMS[agent].continuous:
         raise ValueError(f"--first-priorities actors: --agent {agent} has no action values")
     chosen = {name: value for name, value in values.items() if getattr(args, name) is None}
@@ -290,6 +328,10 @@ def prepare(args: Args) -> Plan:
         raise BadInput(
             f"--num-minibatches {args.num_minibatches}: too many for the {batch} steps of a rollout"
         )
+    if args.agent == "r2d2" and args.num_steps % args.unroll:
+        raise BadInput(f"--num-steps {args.num_steps}: not a multiple of --unroll {args.unroll}")
+    if args.elites > args.plans:
+        raise BadInput(f"--elites {args.elites}: more than --plans {args.plans}")
     smallest, largest = args.value_range
     if smallest >= largest:
         raise BadInput(f"--value-range {smallest:g} {largest:g}: the first must be smaller")

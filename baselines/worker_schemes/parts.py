@@ -24,6 +24,7 @@ class Rollout(NamedTuple):
     # float32 [T, B, num_actions], of the acting network: logits, or action values; [T, B, 0] if continuous
     logits: np.ndarray
     values: np.ndarray  # float32 [T + 1, B], of the acting network; zeros if it has no value
+    states: np.ndarray  # float32 [T, B, S], of the actor before each step; S is 0 if it has none
 
 
 class Moment(NamedTuple):
@@ -41,6 +42,9 @@ class Decision(NamedTuple):
     actions: np.ndarray  # int64 [B], or float32 [B, size]
     logits: np.ndarray  # float32 [B, num_actions], or [B, 0]
     values: np.ndarray  # float32 [B]
+    state: np.ndarray | None = (
+        None  # float32 [B, S], of the actor after the step; None if it has none
+    )
 
 
 class Storage(Protocol):
@@ -71,7 +75,10 @@ class Agent(NamedTuple):
     """An agent's parts and factories; can be sent to any worker."""
 
     make_network: Callable[[], nn.Module]
-    # (network, observations [B, ...], generator, moment)
-    act: Callable[[nn.Module, np.ndarray, np.random.Generator, Moment], Decision]
+    # (network, observations [B, ...], states [B, S], generator, moment); a state is zero as an episode starts
+    act: Callable[[nn.Module, np.ndarray, np.ndarray, np.random.Generator, Moment], Decision]
     make_storage: Callable[[int], Storage]  # takes the seed of its sampling
     algorithm: Algorithm
+    state_size: int = 0  # of an actor's state (S)
+    # last steps of a worker's rollout that its next one begins with, so that sequences span rollouts
+    overlap: int = 0

@@ -1,13 +1,14 @@
-"""Replay buffers: n-step transitions, drawn evenly, by priority, or with an emphasis on recent ones."""
+"""Replay buffers: items drawn evenly, by priority, or with an emphasis on recent ones; n-step transitions."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from baselines.worker_schemes.parts import Rollout
 
-SMALLEST_ERROR = 1e-6  # added to every error, so that each transition can be sampled again
+SMALLEST_ERROR = 1e-6  # added to every error, so that each item can be sampled again
 ERE_UNITS = 1000  # exponent of ERE's eta over all batches of an insertion (its section 3.1)
 
 
@@ -21,7 +22,7 @@ class Transitions(NamedTuple):
     discounts: (
         torch.Tensor
     )  # of the value of next_obs; 0 if the episode terminated, not if it was truncated
-    noise: torch.Tensor  # [2, N, size], for the actions in observations and in next ones
+    noise: torch.Tensor  # [D, N, size], standard normal; of as many draws as the loss needs
     weights: torch.Tensor  # importance weights of the value loss; 1 for uniform sampling
 
 
@@ -35,22 +36,26 @@ class StoredTransitions(NamedTuple):
     discounts: np.ndarray
 
 
-def n_step_transitions(
-    rollout: Rollout, n: int, gamma: float
-) -> tuple[StoredTransitions, np.ndarray | None]:
-    """Cut a rollout into one transition for each of its steps.
+class Returns(NamedTuple):
+    """Returns of up to n steps from each step of a rollout."""
 
-    A transition covers n steps, or fewer where the episode or the rollout ends before. The observation after
-    an episode's last step is its true final one: EnvPool resets on the following step, which is left out.
+    rewards: np.ndarray  # float32 [T, B], discounted sums
+    # float32 [T, B], of the value of the observation after the last step; 0 if the episode terminated there,
+    # not if it was truncated
+    discounts: np.ndarray
+    ends: np.ndarray  # int64 [T, B], index of that observation
+
+
+def n_step_returns(rollout: Rollout, n: int, gamma: float) -> Returns:
+    """Return the returns of n steps, or of fewer where the episode or the rollout ends before.
+
+    The observation after an episode's last step is its true final one: EnvPool resets on the following step,
+    whose own returns mean nothing.
 
     Args:
       rollout: [T, B].
-      n: most steps of a transition.
+      n: most steps of a return.
       gamma: discount of one step.
-
-    Returns:
-      The transitions [M], and the absolute errors [M] of the acting network's values, or None if it has no
-      action values.
     """
     length, size = rollout.dones.shape
     t, b = np.indices((length, size))
@@ -66,13 +71,33 @@ def n_step_transitions(
         discounts = np.where(goes_on, discounts * np.float32(gamma), discounts)
         goes_on = goes_on & ~rollout.dones[now, b]
     discounts = np.where(rollout.terminated[last, b], np.float32(0), discounts)
+    return Returns(rewards, discounts, last + 1)
+
+
+def n_step_transitions(
+    rollout: Rollout, rng: np.random.Generator, *, n: int, gamma: float
+) -> tuple[StoredTransitions, np.ndarray | None]:
+    """Cut a rollout into one transition for each of its steps, but those that only reset.
+
+    Args:
+      rollout: [T, B].
+      rng: not used.
+      n: most steps of a transition.
+      gamma: discount of one step.
+
+    Returns:
+      The transitions [M], and the absolute errors [M] of the acting network's values, or None if it has no
+      action values.
+    """
+    rewards, discounts, ends = n_step_returns(rollout, n, gamma)
+    columns = np.arange(rollout.dones.shape[1])
     real = ~rollout.resets
-    fields = (rollout.obs[:-1], rollout.actions, rewards, rollout.obs[last + 1, b], discounts)
+    fields = (rollout.obs[:-1], rollout.actions, rewards, rollout.obs[ends, columns], discounts)
     transitions = StoredTransitions(*(field[real] for field in fields))
     if not rollout.logits.shape[-1]:
         return transitions, None
     chosen = np.take_along_axis(rollout.logits, rollout.actions[..., None], -1)[..., 0]
-    errors = np.abs(rewards + discounts * rollout.values[last + 1, b] - chosen)
+    errors = np.abs(rewards + discounts * rollout.values[ends, columns] - chosen)
     return transitions, errors[real]
 
 
@@ -118,23 +143,26 @@ class SumTree:
 
 
 class ReplayStorage:
-    """A replay buffer; a fixed number of batches is sampled after each insertion.
+    """A replay buffer of items cut from rollouts; a fixed number of batches is sampled after each insertion.
 
     Sampling is uniform; prioritized (https://arxiv.org/abs/1511.05952, section 3.3): in proportion to a power
-    of a transition's last error; or emphasizes recent experience (https://arxiv.org/abs/1906.04009): evenly
-    from the newest transitions, whose number shrinks from batch to batch.
+    of an item's last error; or emphasizes recent experience (https://arxiv.org/abs/1906.04009): evenly
+    from the newest items, whose number shrinks from batch to batch.
     """
 
     def __init__(
         self,
         seed: int,
         *,
+        cut: Callable[
+            [Rollout, np.random.Generator], tuple[tuple[np.ndarray, ...], np.ndarray | None]
+        ],
         capacity: int,
         first: int,
         batch_size: int,
         num_updates: int,
-        gamma: float,
-        n_step: int = 1,
+        make_batch: Callable[..., Any] = Transitions,
+        num_draws: int = 0,
         clip_rewards: bool = False,
         priority_exponent: float = 0.0,
         importance_exponent: float = 0.4,
@@ -146,27 +174,30 @@ class ReplayStorage:
 
         Args:
           seed: of the sampling.
-          capacity: largest number of transitions; the oldest are replaced.
-          first: transitions that must be in the buffer before the first batch.
-          batch_size: transitions in a batch.
+          cut: takes a rollout and a generator, and returns the items as arrays [M, ...], the second of
+            which are the actions; and their errors [M] under the acting network, or None if they are unknown.
+          capacity: largest number of items; the oldest are replaced.
+          first: items that must be in the buffer before the first batch.
+          batch_size: items in a batch.
           num_updates: batches after each insertion.
-          gamma: discount factor.
-          n_step: most steps of a transition.
+          make_batch: takes the items' fields, normal noise, and their importance weights.
+          num_draws: of noise of the size of an action, for each item of a batch (D).
           clip_rewards: clip the rewards of steps to [-1, 1].
           priority_exponent: power of the errors (alpha in the paper); 0 samples uniformly.
           importance_exponent: power of the importance weights (beta); 1 corrects the bias fully.
-          actor_priorities: new transitions get their priorities from the acting network's action values, as
-            in Ape-X; otherwise the largest priority so far.
+          actor_priorities: new items get their priorities from the acting network's action values, as in
+            Ape-X; otherwise the largest priority so far.
           ere_eta: emphasis on recent experience; 1 for none. Batch k of K is drawn from the newest
-            eta^(1000 k / K) of the transitions.
-          ere_smallest: least number of transitions that are emphasized.
+            eta^(1000 k / K) of the items.
+          ere_smallest: least number of items that are emphasized.
         """
         self._rng = np.random.default_rng(seed)
         self._capacity, self._first = capacity, first
         self._batch_size, self._num_updates = batch_size, num_updates
-        self._gamma, self._n_step, self._clip_rewards = gamma, n_step, clip_rewards
+        self._cut, self._make_batch, self._num_draws = cut, make_batch, num_draws
+        self._clip_rewards = clip_rewards
         self._fields: list[np.ndarray] = []
-        self._count = 0  # transitions ever inserted
+        self._count = 0  # items ever inserted
         self._left = 0
         self._exponent, self._importance = priority_exponent, importance_exponent
         self._actor_priorities = actor_priorities
@@ -176,14 +207,14 @@ class ReplayStorage:
         self._eta, self._smallest = ere_eta, ere_smallest
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Insert transitions, which replace the oldest ones."""
+        """Insert items, which replace the oldest ones."""
         for rollout in rollouts:
             if self._clip_rewards:
                 rollout = rollout._replace(rewards=rollout.rewards.clip(-1, 1))
-            parts, errors = n_step_transitions(rollout, self._n_step, self._gamma)
+            parts, errors = self._cut(rollout, self._rng)
             if not self._fields:
                 self._fields = [np.empty((self._capacity, *p.shape[1:]), p.dtype) for p in parts]
-            places = (self._count + np.arange(len(parts.rewards))) % self._capacity
+            places = (self._count + np.arange(len(parts[0]))) % self._capacity
             for field, part in zip(self._fields, parts, strict=True):
                 field[places] = part
             if self._priorities is not None and len(places):
@@ -195,20 +226,19 @@ class ReplayStorage:
         if self._count >= self._first:
             self._left = self._num_updates
 
-    def next(self) -> Transitions | None:
+    def next(self) -> Any | None:
         """Sample a batch, or return None after the last one."""
         if not self._left:
             return None
         self._left -= 1
         self._drawn, weights = self._draw()
         fields = [torch.from_numpy(field[self._drawn]) for field in self._fields]
-        continuous = self._fields[1].ndim == 2
-        shape = (2, self._batch_size, self._fields[1].shape[-1] if continuous else 0)
+        shape = (self._num_draws, self._batch_size, self._fields[1].shape[-1])
         noise = torch.from_numpy(self._rng.standard_normal(shape, np.float32))
-        return Transitions(*fields, noise, torch.from_numpy(weights))
+        return self._make_batch(*fields, noise, torch.from_numpy(weights))
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return indices of transitions and their importance weights."""
+        """Return indices of items and their importance weights."""
         size = min(self._count, self._capacity)
         if self._priorities is None:
             share = self._eta ** (ERE_UNITS * (self._num_updates - self._left) / self._num_updates)
@@ -217,7 +247,7 @@ class ReplayStorage:
             return places % self._capacity, np.ones(self._batch_size, np.float32)
         total = self._priorities.total
         places = self._priorities.find(self._rng.random(self._batch_size) * total)
-        places = np.minimum(places, size - 1)  # rounding may lead past the last transition
+        places = np.minimum(places, size - 1)  # rounding may lead past the last item
         weights = (size * self._priorities[places] / total) ** -self._importance
         return places, (weights / weights.max()).astype(np.float32)
 

@@ -42,22 +42,28 @@ class Parts(NamedTuple):
 
 
 _ON_POLICY = ("gae", "returns")
-REPLAY = ("replay", "per", "ere")
+_REPLAY = ("replay", "per", "ere")
 _OF_VALUES = ("epsilon-greedy", "ape-x", "noisy")
+_CONTROL = (*_REPLAY, "her")
 
 ALGORITHMS: Mapping[str, Parts] = {
     "ppo": Parts(_ON_POLICY, ("softmax",)),
     "impala": Parts(("v-trace",), ("softmax",)),
-    "sac": Parts(REPLAY, ("squashed-gaussian",), continuous=True),
+    "sac": Parts(_CONTROL, ("squashed-gaussian",), continuous=True),
     "a2c": Parts(_ON_POLICY[::-1], ("softmax",)),
-    "dqn": Parts(REPLAY, _OF_VALUES),
+    "dqn": Parts(_REPLAY, _OF_VALUES),
     "rainbow": Parts(("per", "replay", "ere"), ("noisy", "epsilon-greedy", "ape-x")),
-    "ddpg": Parts(REPLAY, ("gaussian",), continuous=True),
-    "td3": Parts(REPLAY, ("gaussian",), continuous=True),
+    "r2d2": Parts(("per", "replay", "ere"), ("ape-x", "epsilon-greedy")),
+    "ddpg": Parts(_CONTROL, ("gaussian",), continuous=True),
+    "td3": Parts(_CONTROL, ("gaussian",), continuous=True),
+    "mpo": Parts(_CONTROL, ("clipped-gaussian",), continuous=True),
+    # its loss has no errors to set priorities by
+    "mpc": Parts(("replay", "ere"), ("cem",), continuous=True),
 }
 AGENTS = tuple(ALGORITHMS)
+REPLAY = (*_REPLAY, "her")
 STORAGES = (*_ON_POLICY, "v-trace", *REPLAY)
-ACTORS = ("softmax", *_OF_VALUES, "gaussian", "squashed-gaussian")
+ACTORS = ("softmax", *_OF_VALUES, "gaussian", "squashed-gaussian", "clipped-gaussian", "cem")
 
 # What Ape-X has beside its workers, where the algorithm can take it.
 APE_X_PARTS = {"storage": "per", "actor": "ape-x"}

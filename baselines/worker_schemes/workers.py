@@ -6,13 +6,14 @@ between a worker and its pool is synchronous (wait for all) or asynchronous (use
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from baselines.worker_schemes.goals import join_goals
 from baselines.worker_schemes.parts import Agent, Decision, Moment, Rollout
 from baselines.worker_schemes.worker_pool import WorkerPool
 from cleanba.environments import MAX_ENVS, EpisodeStatistics, env_seeds, make_envs
@@ -87,6 +88,8 @@ class CollectionWorker:
         self._preempted_at = 0  # version of the rollout that is to end early
         self._obs: np.ndarray | None = None
         self._resets = np.zeros(options.num_envs, bool)
+        self._states = np.zeros((options.num_envs, agent.state_size), np.float32)
+        self._overlap: list[tuple[np.ndarray, ...]] = []  # the last steps of the last rollout
         self._ended: float | None = None  # when the last rollout did
         self._steps = 0  # of all environments so far
 
@@ -102,7 +105,7 @@ class CollectionWorker:
         load_parameters(self._network, parameters)
         if self._obs is None:
             self._obs = self._see(self._envs.reset()[0])
-        steps = []
+        steps = list(self._overlap)
         inference_time = env_time = 0.0
         length = self._options.num_steps
         for t in range(length):
@@ -119,7 +122,9 @@ class CollectionWorker:
             reward = np.asarray(info.get("reward", reward), np.float32)
             dones = terminated | truncated
             step = (self._obs, actions, reward, terminated, dones, self._resets)
-            steps.append((*step, decision.logits, decision.values))
+            steps.append((*step, decision.logits, decision.values, self._states))
+            if decision.state is not None:
+                self._states = np.where(self._resets[:, None], np.float32(0), decision.state)
             self._obs, self._resets = self._see(obs), dones
             self._steps += self._options.num_envs
         decision = self._act(np.random.default_rng(0), version)
@@ -129,11 +134,13 @@ class CollectionWorker:
             obs=np.concatenate([rollout.obs, self._obs[None]]),
             values=np.concatenate([rollout.values, decision.values[None]]),
         )
-        episodes = self._statistics.count(rollout.rewards, rollout.dones)
+        new = slice(len(self._overlap), None)
+        episodes = self._statistics.count(rollout.rewards[new], rollout.dones[new])
+        self._overlap = steps[len(steps) - self._agent.overlap :] if self._agent.overlap else []
         self._preempted_at = 0  # a replay buffer takes several rollouts of the first version
         self._ended = time.perf_counter()
         return Collected(
-            rollout, self._index, version, rollout.dones.size,
+            rollout, self._index, version, rollout.dones[new].size,
             [(self._first + e.index, e.episode_return, e.length) for e in episodes],
             time.time(), self._ended - begin, inference_time, env_time, wait_time,
         )  # fmt: skip
@@ -141,9 +148,11 @@ class CollectionWorker:
     def _act(self, rng: np.random.Generator, version: int) -> Decision:
         workers = self._options.num_workers
         moment = Moment(version, self._index, workers, self._steps)
-        return self._agent.act(self._network, self._obs, rng, moment)
+        return self._agent.act(self._network, self._obs, self._states, rng, moment)
 
-    def _see(self, obs: np.ndarray) -> np.ndarray:
+    def _see(self, obs: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
+        if isinstance(obs, Mapping):
+            obs = join_goals(obs)
         return obs.astype(np.float32) if obs.dtype == np.float64 else obs.copy()
 
     def end(self) -> None:

@@ -29,6 +29,7 @@ from tests.command_lines import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 T, B, A, N = 12, 3, 4, 16
+NO_STATES = np.empty((0, 0), np.float32)  # of actors without
 SUPPORT = tuple(np.linspace(-2.0, 3.0, 11).tolist())
 
 
@@ -47,6 +48,7 @@ def make_rollout(rng, terminates=True):
         resets=np.concatenate([np.zeros((1, B), bool), dones[:-1]]),
         logits=rng.standard_normal((T, B, A), np.float32),
         values=rng.standard_normal((T + 1, B), np.float32),
+        states=np.empty((T, B, 0), np.float32),
     )
 
 
@@ -77,7 +79,7 @@ def test_a2c_loss_agrees_with_rlax():
 @pytest.mark.parametrize("terminates", [True, False])
 def test_transitions_of_n_steps_are_rlax_s_returns_with_the_true_last_observation(n, terminates):
     rollout = make_rollout(np.random.default_rng(1), terminates)
-    found, errors = n_step_transitions(rollout, n, 0.9)
+    found, errors = n_step_transitions(rollout, None, n=n, gamma=0.9)
     # bootstraps from the index of the observation, so that a return names it
     values = rollout.obs[..., 0] * 1e-3
     targets = found.rewards + found.discounts * found.next_obs[:, 0] * np.float32(1e-3)
@@ -201,10 +203,11 @@ def test_dueling_streams_give_values_plus_centred_advantages():
     network = dqn(dueling=True).online
     obs = draw(np.random.default_rng(6), N, 5)
     outputs = network(obs)[..., 0]
+    features = network.trunk(obs)
+    values, advantages = network.streams.value(features), network.streams.advantage(features)
     np.testing.assert_allclose(
-        outputs.mean(dim=1).detach(), network.value(network.trunk(obs))[:, 0].detach(), rtol=1e-4, atol=1e-5
-    )  # fmt: skip
-    advantages = network.advantage(network.trunk(obs))
+        outputs.mean(dim=1).detach(), values[:, 0].detach(), rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(
         (outputs - outputs[:, :1]).detach(), (advantages - advantages[:, :1]).detach(), rtol=1e-4, atol=1e-5
     )  # fmt: skip
@@ -238,7 +241,7 @@ def test_ape_x_has_one_epsilon_for_each_environment_of_the_run():
         greedy = network.online.expected(network.online(torch.from_numpy(obs))).argmax(-1)[0].item()
         rng = np.random.default_rng(9)
         taken = [
-            actors.act_with_own_epsilons(network, obs, rng, Moment(1, 0, 2, 0)).actions
+            actors.act_with_own_epsilons(network, obs, NO_STATES, rng, Moment(1, 0, 2, 0)).actions
             for _ in range(4000)
         ]
     explored = (np.array(taken) != greedy).mean(axis=0)
@@ -254,7 +257,7 @@ def test_epsilon_is_annealed_over_the_steps_of_all_workers():
         for steps, epsilon in ((0, 1.0), (250, 0.5), (500, 0.0), (10_000, 0.0)):
             rng = np.random.default_rng(10)
             moment = Moment(1, 0, 2, steps)
-            taken = [act(network, obs, rng, moment).actions[0] for _ in range(2000)]
+            taken = [act(network, obs, NO_STATES, rng, moment).actions[0] for _ in range(2000)]
             explored = np.mean(np.array(taken) != greedy)
             assert explored == pytest.approx(epsilon * (A - 1) / A, abs=0.04)
 
@@ -265,8 +268,12 @@ def test_an_actor_with_noisy_layers_draws_new_noise_from_its_own_generator():
     moment = Moment(1, 0, 1, 0)
     with torch.no_grad():
         rng = np.random.default_rng(12)
-        first, second = (actors.act_with_noisy_layers(network, obs, rng, moment) for _ in range(2))
-        again = actors.act_with_noisy_layers(network, obs, np.random.default_rng(12), moment)
+        first, second = (
+            actors.act_with_noisy_layers(network, obs, NO_STATES, rng, moment) for _ in range(2)
+        )
+        again = actors.act_with_noisy_layers(
+            network, obs, NO_STATES, np.random.default_rng(12), moment
+        )
     assert (first.logits != second.logits).any()
     assert (first.logits == again.logits).all()
     assert (first.actions == first.logits.argmax(-1)).all()
@@ -357,9 +364,10 @@ def test_the_target_network_is_copied_after_so_many_updates():
         assert (copies(network.target) == copies(network.online)) == (number % 3 == 0)
 
 
-def filled(**changes):
-    settings = {"capacity": 64, "first": 1, "batch_size": 5000, "num_updates": 4, "gamma": 0.9}
-    storage = ReplayStorage(0, **(settings | changes))
+def filled(n=1, **changes):
+    settings = {"capacity": 64, "first": 1, "batch_size": 5000, "num_updates": 4}
+    cut = partial(n_step_transitions, n=n, gamma=0.9)
+    storage = ReplayStorage(0, cut=cut, **(settings | changes))
     rollout = make_rollout(np.random.default_rng(15))
     rollout = rollout._replace(
         resets=np.zeros((T, B), bool), rewards=np.arange(T * B, dtype=np.float32).reshape(T, B)
@@ -378,14 +386,14 @@ def test_recent_experience_is_emphasized_more_from_batch_to_batch():
 
 def test_new_transitions_have_the_priorities_of_their_actors():
     storage, rollout = filled(priority_exponent=0.5, actor_priorities=True)
-    _, errors = n_step_transitions(rollout, 1, 0.9)
+    _, errors = n_step_transitions(rollout, None, n=1, gamma=0.9)
     counts = np.bincount(storage.next().rewards.long(), minlength=T * B)
     shares = np.sqrt(errors + 1e-6)
     np.testing.assert_allclose(counts / 5000, shares / shares.sum(), atol=0.015)
 
 
 def test_rewards_are_clipped_before_they_are_added_up():
-    storage, _ = filled(n_step=3, clip_rewards=True)
+    storage, _ = filled(n=3, clip_rewards=True)
     assert storage.next().rewards.max() == pytest.approx(1 + 0.9 + 0.81)
 
 
@@ -418,6 +426,12 @@ def test_rollouts_too_short_for_ppo_are_long_enough_for_others(agent, tmp_path):
         options.prepare(parsed(options.Args, agent="ppo", num_minibatches=1, **said))
 
 
+SMALL = {
+    "r2d2": {"burn_in": 4, "unroll": 8, "lstm_width": 5},
+    "mpc": {"plans": 4, "elites": 2, "horizon": 3},
+}
+
+
 @pytest.mark.parametrize("agent", ALGORITHMS)
 def test_every_combination_of_parts_learns_or_is_one_clear_line(agent, tmp_path):
     parts = ALGORITHMS[agent]
@@ -426,9 +440,10 @@ def test_every_combination_of_parts_learns_or_is_one_clear_line(agent, tmp_path)
             said = {
                 "agent": agent, "storage": storage, "actor": actor, "env_id": environment(agent),
                 "num_envs": 2, "num_steps": 8, "total_timesteps": 64, "start_steps": 0, "num_updates": 2,
-                "num_minibatches": 1,
-                "hiddens": (8,), "runs_dir": tmp_path,
-            }  # fmt: skip
+                "num_minibatches": 1, "batch_size": 4, "hiddens": (8,), "runs_dir": tmp_path,
+            } | SMALL.get(agent, {})  # fmt: skip
+            if storage == "her":
+                said["env_id"] = "FetchReach-v4"
             if storage not in parts.storages or actor not in parts.actors:
                 kind = "storage" if storage not in parts.storages else "actor"
                 with pytest.raises(BadInput, match=f"^--{kind} .*: --agent {agent} takes "):

@@ -37,7 +37,12 @@ from baselines.worker_schemes.algorithms.sac import sac_loss
 from baselines.worker_schemes.control import ActionBounds, SACNetwork
 from baselines.worker_schemes.on_policy import GAEStorage, VTraceStorage
 from baselines.worker_schemes.parts import Moment, Rollout
-from baselines.worker_schemes.replay import ReplayStorage, SumTree, Transitions
+from baselines.worker_schemes.replay import (
+    ReplayStorage,
+    SumTree,
+    Transitions,
+    n_step_transitions,
+)
 from baselines.worker_schemes.targets import move_targets
 from baselines.worker_schemes.worker_pool import WorkerPool
 from baselines.worker_schemes.workers import (
@@ -68,6 +73,7 @@ def make_rollout(rng, length=T):
         resets=np.concatenate([np.zeros((1, B), bool), dones[:-1]]),
         logits=rng.normal(size=(length, B, A)).astype(np.float32),
         values=rng.normal(size=(length + 1, B)).astype(np.float32),
+        states=np.empty((length, B, 0), np.float32),
     )
 
 
@@ -245,7 +251,8 @@ def test_target_critics_follow_by_a_share(control):
 
 def test_the_replay_storage_keeps_the_newest_real_transitions():
     rng = np.random.default_rng(5)
-    some = ReplayStorage(0, capacity=20, first=16, batch_size=200, num_updates=2, gamma=0.9)
+    cut = partial(n_step_transitions, n=1, gamma=0.9)
+    some = ReplayStorage(0, cut=cut, capacity=20, first=16, batch_size=200, num_updates=2)
     rollouts = [make_rollout(rng) for _ in range(4)]
     for number, rollout in enumerate(rollouts):
         rollout.rewards[:] = 100 * number + np.arange(T * B).reshape(T, B)
@@ -284,8 +291,8 @@ def test_a_sum_tree_finds_what_cumulative_sums_do(size):
 
 def test_transitions_are_drawn_in_proportion_to_their_errors_and_weighted_for_it():
     some = ReplayStorage(
-        0, capacity=32, first=1, batch_size=20_000, num_updates=2, gamma=0.9, priority_exponent=0.5,
-        importance_exponent=0.4,
+        0, cut=partial(n_step_transitions, n=1, gamma=0.9), capacity=32, first=1, batch_size=20_000,
+        num_updates=2, priority_exponent=0.5, importance_exponent=0.4,
     )  # fmt: skip
     rollout = make_rollout(np.random.default_rng(6), length=4)
     rollout = without_values(rollout)
@@ -399,10 +406,10 @@ def test_every_rollout_is_learned_from_whole_and_with_one_learning_rate(updater)
 
 def test_sac_acts_at_random_until_its_first_update_and_never_again(control):
     network, obs = control, np.zeros((3, 5), np.float32)
-    act = actors.act_by_squashed_gaussian
+    act, states = actors.act_by_sampling, np.empty((3, 0), np.float32)
     with torch.no_grad():
-        first = act(network, obs, np.random.default_rng(7), Moment(1, 0, 1, 0)).actions
-        later = act(network, obs, np.random.default_rng(7), Moment(2, 0, 1, 0)).actions
+        first = act(network, obs, states, np.random.default_rng(7), Moment(1, 0, 1, 0)).actions
+        later = act(network, obs, states, np.random.default_rng(7), Moment(2, 0, 1, 0)).actions
     evenly = np.random.default_rng(7).uniform(-1, 1, first.shape)
     scale, middle = network.scale.numpy(), network.middle.numpy()
     np.testing.assert_allclose(first, middle + scale * evenly, rtol=1e-6)
