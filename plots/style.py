@@ -101,6 +101,15 @@ SYSTEMS: Mapping[str, SystemLook] = {
     "schemes_impala-single-threaded": SystemLook("IMPALA, one thread", SLATE, "*"),
     "schemes_impala-impala": SystemLook("IMPALA, IMPALA's scheme", OLIVE, "h"),
     "schemes_sac-single-threaded": SystemLook("SAC, one thread", BLUE, "p"),
+    "schemes_a2c-single-threaded": SystemLook("A2C, one thread", BLUE, "o"),
+    "schemes_dqn-single-threaded": SystemLook("DQN, one thread", ORANGE, "s"),
+    "schemes_rainbow-single-threaded": SystemLook("Rainbow, one thread", GREEN, "^"),
+    "schemes_dqn-ape-x": SystemLook("Ape-X DQN", PURPLE, "D"),
+    "schemes_r2d2-single-threaded": SystemLook("R2D2, one thread", PINK, "v"),
+    "schemes_ddpg-single-threaded": SystemLook("DDPG, one thread", ORANGE, "o"),
+    "schemes_td3-single-threaded": SystemLook("TD3, one thread", GREEN, "s"),
+    "schemes_mpo-single-threaded": SystemLook("MPO, one thread", PURPLE, "^"),
+    "schemes_mpc-single-threaded": SystemLook("MPC, one thread", PINK, "D"),
 }
 
 WIDTH = 8.0  # inches
