@@ -65,7 +65,7 @@ def test_policy_temperature_and_multipliers_have_rlax_s_losses(network, batch):
         fixed_mean = distributions.Normal(old.mean, new.stddev)
         log_probs = [d.log_prob(drawn).sum(-1) for d in (fixed_std, fixed_mean)]
         divergences = [distributions.kl_divergence(old, d) for d in (fixed_std, fixed_mean)]
-    totals = []
+    totals, of_policy = [], []
     for part, (log_prob, divergence, dual, name) in enumerate(
         zip(
             log_probs,
@@ -75,7 +75,7 @@ def test_policy_temperature_and_multipliers_have_rlax_s_losses(network, batch):
             strict=True,
         )
     ):
-        loss, _ = rlax.mpo_loss(
+        loss, outputs = rlax.mpo_loss(
             as_array(log_prob),
             as_array(values),
             penalty(network.log_temperature, "epsilon", False),
@@ -84,6 +84,9 @@ def test_policy_temperature_and_multipliers_have_rlax_s_losses(network, batch):
             temperature_loss_weight=float(part == 0),  # there is one temperature
         )
         totals.append(float(jnp.mean(loss)))
+        of_policy.append(float(jnp.mean(outputs.policy_loss + outputs.kl_loss)))
+    # divergences cancel in the sum of all losses
+    assert losses["policy_loss"].item() == pytest.approx(sum(of_policy), rel=1e-4)
     found = losses["loss"] - losses["value_loss"]
     assert found.item() == pytest.approx(sum(totals), rel=1e-4)
 
