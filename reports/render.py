@@ -28,6 +28,7 @@ GENERATOR = "made by python -m reports"
 OWN = "This toolkit"  # the group of studies of no paper
 
 _MARKUP = re.compile(r"([\\`*{}\[\]#|!~$]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_]))")
+_CODE = re.compile(r"(?<!\\)\\`(.+?)(?<!\\)\\`")  # in what `escape` returns
 _HIDDEN = re.compile(rf"(?![\n\t])[{HIDDEN}]")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False})
 
@@ -45,6 +46,11 @@ def escape(text: object) -> str:
     # HTML last: a backslash within an entity would break it. Quotes matter only in attributes.
     quoted = str(html_escape(_MARKUP.sub(r"\\\1", line)))
     return quoted.replace("&#39;", "'").replace("&#34;", '"')
+
+
+def escape_prose(text: str) -> str:
+    """Return text that Markdown shows literally, except that pairs of backticks enclose code."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def html_page(
@@ -121,11 +127,11 @@ def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str
       folder: of the figures, relative to the page, with its slash.
     """
     lines = [f"<!-- {GENERATOR} -->", f"# {escape(page.title)}", ""]
-    lines += [escape(page.question), ""] if page.question else []
+    lines += [escape_prose(page.question), ""] if page.question else []
     lines += [f"**{escape(sentence)}**\n" for sentence in page.finding]
     if page.main_figure:
         lines += [*_markdown_figure(page.main_figure, page.title, figures, folder), ""]
-    lines += [escape(page.remark), ""] if page.remark else []
+    lines += [escape_prose(page.remark), ""] if page.remark else []
     lines += ["What limits this answer:", ""] if page.caveats else []
     lines += [f"- {escape(sentence)}" for sentence in page.caveats]
     lines += ["", escape(page.origin)] if page.origin else []
@@ -206,7 +212,7 @@ def markdown_index(entries: Sequence[Page]) -> str:
         found = "<br>".join(escape(sentence) for sentence in page.finding) or NOTHING
         data = "<br>".join(escape(sentence) for sentence in page.caveats)
         records = f"{page.archive.size / 1e6:,.1f} MB" if page.archive else NOTHING
-        question = escape(page.question or page.title)
+        question = escape_prose(page.question or page.title)
         rows.append(f"| {link} | {question} | {found} | {data} | {records} |")
     return "\n".join(
         [

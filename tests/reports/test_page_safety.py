@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from built import EVIL, SYSTEMS, own, pages, stored_data, visible_text
+from markdown_it import MarkdownIt
 from synthetic_runs import study_folder, write_run
 
 from experiments.study import find_study
@@ -173,3 +174,17 @@ def test_a_page_of_somebody_else_is_not_overwritten(place, capsys):
 )
 def test_markdown_shows_a_text_as_it_is(text, written):
     assert render.escape(text) == written
+
+
+def test_pairs_of_backticks_in_a_question_are_code_in_markdown():
+    question = r"Does `python -m analysis <x> | *y*` agree, \`literally\`, with one ` alone?"
+    page = Page("x", "X", question, (), (), (), remark=question)
+    shown = MarkdownIt("commonmark").enable("table").render(render.markdown_page(page, ()))
+    expected = (
+        "<p>Does <code>python -m analysis &lt;x&gt; | *y*</code> agree, \\`literally\\`, "
+        "with one ` alone?</p>"
+    )
+    assert shown.count(expected) == 2
+    row = MarkdownIt("commonmark").enable("table").render(render.markdown_index([page]))
+    assert expected.removeprefix("<p>").removesuffix("</p>") in row
+    assert "<script" not in render.escape_prose("`<script>`")
