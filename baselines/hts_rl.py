@@ -611,7 +611,7 @@ def pinned(plan: Plan, device: torch.device) -> dict[str, dict[str, Any]]:
     }
 
 
-def begin_log(plan: Plan, device: torch.device) -> RunLog:
+def begin_log(plan: Plan, device: torch.device, clock: Clock) -> RunLog:
     """Begin the record of a run."""
     args = plan.args
     hardware = asdict(args.hardware) | describe_device(device)
@@ -623,6 +623,7 @@ def begin_log(plan: Plan, device: torch.device) -> RunLog:
         hardware=hardware,
         packages=PACKAGES,
     )
+    info.started = clock.started
     info.num_actions = plan.spec.num_actions
     info.checkpoint_every = plan.checkpoint_every
     info.autoreset = "same_step"
@@ -663,7 +664,7 @@ def train(plan: Plan) -> None:
         for index in range(args.hardware.num_actors):
             processes.fork(f"actor {index}", without_gradients, act, args, shared, device)
         torch.set_num_threads(args.torch_threads)
-        with begin_log(plan, device) as log:
+        with begin_log(plan, device, clock) as log:
             learner = Learner(args, copy.deepcopy(plan.network).to(device), plan.num_updates)
             loop = synchronous_loop if args.schedule == "synchronous" else hts_loop
             loop(plan, shared, processes, learner, log, clock)

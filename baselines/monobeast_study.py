@@ -617,7 +617,7 @@ def prepare(args: Args) -> Plan:
     return Plan(args, run, spec, network, name, num_buffers)
 
 
-def begin_log(plan: Plan, device: torch.device, torch_threads: int) -> RunLog:
+def begin_log(plan: Plan, device: torch.device, torch_threads: int, clock: Clock) -> RunLog:
     """Begin the record of a run."""
     args = plan.args
     chosen = {"network": plan.network_name, "num_buffers": plan.num_buffers}
@@ -630,6 +630,7 @@ def begin_log(plan: Plan, device: torch.device, torch_threads: int) -> RunLog:
         hardware=hardware,
         packages=PACKAGES,
     )
+    info.started = clock.started
     return RunLog(
         plan.run,
         info,
@@ -671,7 +672,7 @@ def train(plan: Plan) -> None:
         )
         network.load_state_dict(plan.network.state_dict())
         network.to(device)
-        with begin_log(plan, device, torch_threads) as log:
+        with begin_log(plan, device, torch_threads, clock) as log:
             with Learner(args, network, shared, log, clock) as learner:
                 while not learner.done.wait(timeout=0.1):
                     processes.check()

@@ -12,14 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 from baselines.shared_memory import IndexQueue
+from cleanba.record.writer import now_utc
 
 SECONDS_TO_STOP = 5.0  # for a process to exit after SIGTERM before it is killed
 
 
 class Clock:
-    """Seconds since the run started; the same in all processes forked from it."""
+    """Seconds since the run started; the same in all processes forked from it.
+
+    Attributes:
+      started: that time, as `run.json` has it.
+    """
 
     def __init__(self) -> None:
+        self.started = now_utc()
         self._start = time.monotonic()
 
     def __call__(self) -> float:

@@ -60,8 +60,8 @@ class RunWriter:
 
         Args:
           directory: folder of the run; it must not exist, or hold no run, unless `overwrite` is given.
-          info: what the run is and how it was started; the writer sets `started`, `ended`, `status`,
-            `error` and `files`, and blanks secrets in `command`.
+          info: what the run is and how it was started; the writer sets `started` to the present time if it
+            is not set, sets `ended`, `status`, `error` and `files`, and blanks secrets in `command`.
           overwrite: delete the record of an earlier run in that folder.
 
         Raises:
@@ -73,7 +73,7 @@ class RunWriter:
             info,
             schema_version=SCHEMA_VERSION,
             command=redact_command(info.command),
-            started=now_utc(),
+            started=info.started or now_utc(),
             ended=None,
             status="running",
             error=None,

@@ -17,6 +17,7 @@ import torch
 from baselines import hts_rl
 from baselines.one_environment import channels_first
 from baselines.torch_networks import make_network
+from baselines.worker_processes import Clock
 from cleanba.environments import describe_env
 from cleanba.record import read_run
 from cleanba.run.command_line import BadInput
@@ -427,3 +428,12 @@ def test_bad_input_is_refused(tmp_path, options, message):
         hts_rl.prepare(parsed(hts_rl.Args, **(usual | options)))
     assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_starts_when_its_clock_does(tmp_path):
+    plan = hts_rl.prepare(parsed(hts_rl.Args, env_id="CartPole-v1", runs_dir=tmp_path))
+    clock = Clock()
+    clock.started = "2026-01-02T03:04:05+00:00"
+    with hts_rl.begin_log(plan, torch.device("cpu"), clock):
+        pass
+    assert read_run(plan.run.directory).info.started == clock.started

@@ -186,6 +186,17 @@ def test_the_command_lines_of_appendix_g_are_taken_verbatim(line, tmp_path):
     assert plan.num_buffers == 2 * args.num_actors
 
 
+def test_a_record_starts_when_its_clock_does(tmp_path):
+    plan = monobeast_study.prepare(
+        parsed(monobeast_study.Args, env="CartPole-v1", savedir=tmp_path)
+    )
+    clock = Clock()
+    clock.started = "2026-01-02T03:04:05+00:00"
+    with monobeast_study.begin_log(plan, torch.device("cpu"), 1, clock):
+        pass
+    assert record_in(tmp_path).info.started == clock.started
+
+
 @pytest.mark.slow
 def test_a_slow_actor_sees_policies_change_inside_its_rollouts(tmp_path):
     """Acting is the slow side: about actors / batch changes in a rollout, in whatever machine."""
