@@ -5,11 +5,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from plots import style
 
 STEPS_PER_SECOND = "steps per second"
+LOGARITHMIC = 5.0  # smallest factor between speeds for a logarithmic axis
 IDEAL = {"color": style.GREY, "lw": 1.0, "ls": (0, (4, 2))}
 
 
@@ -21,7 +22,7 @@ def draw(
     ideal: str = "",
     y: str = STEPS_PER_SECOND,
 ) -> Figure:
-    """Draw one panel per environment, one line per system; the axes of x and of speeds are logarithmic.
+    """Draw one panel per environment, one line per system; the axis of x is logarithmic.
 
     Args:
       speeds: rows of `analysis.speed.speed_by`: system, env_id, x (> 0), sps (mean), runs, each (the
@@ -30,7 +31,8 @@ def draw(
       source: short description of the data's origin.
       what: label of the x axis.
       ideal: label of the line of `ideal`; '' for no such line.
-      y: label of the y axis; it is logarithmic for steps per second, and linear from 0 otherwise.
+      y: label of the y axis; it is logarithmic for steps per second that span a factor of `LOGARITHMIC`, and
+        linear from 0 otherwise.
     """
     with mpl.rc_context(style.RC):
         environments = sorted(speeds["env_id"].unique())
@@ -50,11 +52,16 @@ def draw(
                         ha="center", va="top", fontsize=7,
                     )  # fmt: skip
             _label_axes(panel, np.sort(here["x"].unique()))
-            if y == STEPS_PER_SECOND:
+            highest = max(here["each"].explode().max(), here["ideal"].max() if ideal else 0.0)
+            if y == STEPS_PER_SECOND and highest >= LOGARITHMIC * here["sps"].min():
                 _label_speeds(panel, here["sps"].min())
             else:
+                panel.set_ylim(0, 1.15 * highest)
+                panel.yaxis.set_major_formatter(
+                    FuncFormatter(lambda value, _: style.short_number(value))
+                )
+            if y != STEPS_PER_SECOND:
                 panel.axhline(1, **IDEAL)
-                panel.set_ylim(0, 1.15 * here["each"].explode().max())
             panel.set_title(env_id)
             panel.set_xlabel(what)
             panel.set_ylabel(y)
@@ -86,6 +93,7 @@ def _label_axes(panel: mpl.axes.Axes, values: np.ndarray) -> None:
 
 def _label_speeds(panel: mpl.axes.Axes, lowest: float) -> None:
     panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
     panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     panel.set_ylim(lowest / 3, None)  # room for the notes below the points

@@ -583,3 +583,21 @@ def test_names_are_as_near_to_the_ends_of_their_curves_as_their_height_allows():
     crowded = end_labels.spread(np.full(5, 0.5), step=0.4)
     assert crowded == pytest.approx(np.linspace(0, 1, 5))
     assert end_labels.spread(np.array([1.0, 1.0]), step=0.1) == pytest.approx([0.9, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("factor", "scale"), [(1.3, "linear"), (4.0, "linear"), (6.0, "log"), (500.0, "log")]
+)
+def test_the_axis_of_speeds_has_labels_to_read_them_by(look, factor, scale):
+    speeds = speeds_by_x()
+    speeds = speeds[(speeds["system"] == "cleanba_ppo") & (speeds["env_id"] == "Catch-v0")]
+    sps = 250.0 * np.geomspace(1, factor, len(speeds))
+    speeds = speeds.assign(sps=sps, each=[[value] for value in sps])
+    figure = speed_curves.draw(speeds, look, SOURCE, "actors")
+    figure.canvas.draw()
+    axis = figure.axes[0].yaxis
+    low, high = axis.get_view_interval()
+    labels = [t for t in axis.get_majorticklocs() if low <= t <= high]
+    assert len(labels) >= 3
+    assert axis.get_scale() == scale
+    assert low > 0 if scale == "log" else low == 0
