@@ -135,7 +135,7 @@ def page_of(study: StudyRuns) -> Page:
         len(plan.runs) if plan else 0,
         bool(study.changed),
         study.scores["runs"].tolist(),
-        len(study.problems),
+        study.problems,
         _compile_seconds_saved(done.runs),
     )
     dates = sorted(

@@ -11,7 +11,7 @@ def caveats(
     planned: int,
     changed: bool,
     seeds: Sequence[int],
-    problems: int,
+    problems: Sequence[tuple[str, str]],
     saved: Sequence[float] = (),
 ) -> tuple[str, ...]:
     """Return the completeness of the data, and the limits of their intervals.
@@ -22,7 +22,7 @@ def caveats(
       planned: runs that the study plans; 0 if unknown.
       changed: whether some runs were completed by another command than the study's.
       seeds: number of seeds of each result.
-      problems: number of problems with the data.
+      problems: with the data: pairs of a run or system and its problem.
       saved: seconds that the compilation cache saved, one per run that used it.
     """
     how = " by a command of the study" if changed else ""
@@ -46,7 +46,9 @@ def caveats(
             f"{len(saved)} of {completed} runs used the compilation cache, which saved {min(saved):.1f} to "
             f"{max(saved):.1f} s per run."
         )
-    if problems:
-        noun, verb = ("problem", "was") if problems == 1 else ("problems", "were")
-        sentences.append(f"{problems} {noun} with the data {verb} found.")
+    if len(problems) == 1:
+        ((where, what),) = problems
+        sentences.append(f"1 problem with the data was found: {where}: {what}.")
+    elif problems:
+        sentences.append(f"{len(problems)} problems with the data were found.")
     return tuple(sentences)

@@ -193,21 +193,23 @@ def test_a_study_whose_findings_have_no_data_says_what_it_has(place):
     ],
 )
 def test_a_page_says_how_much_its_seeds_can_show(seeds, sentence):
-    _, *said = caveats(4, 4, 4, False, seeds, 0)
+    _, *said = caveats(4, 4, 4, False, seeds, [])
     assert [one.startswith(sentence) for one in said] == ([True] if sentence else [])
 
 
 def test_a_page_says_how_complete_its_data_are():
-    assert caveats(3, 4, 5, False, [5], 0) == ("3 of 4 runs are completed; 5 are planned.",)
-    assert caveats(3, 4, 4, True, [5], 2) == (
+    assert caveats(3, 4, 5, False, [5], []) == ("3 of 4 runs are completed; 5 are planned.",)
+    assert caveats(3, 4, 4, True, [5], [("all runs", "it differs"), ("a", "ended early")]) == (
         "3 of 4 runs are completed by a command of the study.",
         "2 problems with the data were found.",
     )
-    assert caveats(4, 4, 0, False, [5], 1)[1] == "1 problem with the data was found."
+    assert caveats(4, 4, 0, False, [5], [("a", "ended early")])[1] == (
+        "1 problem with the data was found: a: ended early."
+    )
 
 
 def test_a_page_states_what_the_compilation_cache_saved():
-    assert caveats(4, 4, 4, False, [5], 0, saved=[2.04, 3.16])[1] == (
+    assert caveats(4, 4, 4, False, [5], [], saved=[2.04, 3.16])[1] == (
         "2 of 4 runs used the compilation cache, which saved 2.0 to 3.2 s per run."
     )
     hardware = [{"compile_seconds_saved": value} for value in (2.0, 0, "many")] + [{}, None]
