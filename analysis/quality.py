@@ -31,7 +31,7 @@ def check(tables: Tables, normalization: str = "human") -> pd.DataFrame:
     for problems in (
         _doubled(runs),
         _missing(runs),
-        _unequal(runs),
+        _unequal(runs, tables.updates),
         _unknown(tables, normalization),
         _contradictory(tables),
         _aliases(runs),
@@ -101,12 +101,17 @@ def _missing(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
             yield f"{system}, {setting}", what
 
 
-def _unequal(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+def _unequal(runs: pd.DataFrame, updates: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    runs = runs.dropna(subset="steps").sort_values("steps", ascending=False, kind="stable")
     for _, group in runs.groupby(["system", "env_id"], sort=True):
-        longest = group["steps"].max()
-        for run, steps in zip(group["run"], group["steps"], strict=True):
-            if steps < SHORT * longest:
-                yield run, f"unequal length: ends at step {steps:.0f}, others at {longest:.0f}"
+        longest = group.iloc[0]
+        short = group[group["steps"] < SHORT * longest["steps"]]
+        if len(short):
+            # Runs of the same length may end an update apart, which may be of many steps.
+            ends = updates.loc[updates["run"] == longest["run"], "step"]
+            short = short[short["steps"] < longest["steps"] - np.nan_to_num(ends.diff().max())]
+        for run, steps in zip(short["run"], short["steps"], strict=True):
+            yield run, f"unequal length: ends at step {steps:.0f}, others at {longest['steps']:.0f}"
 
 
 def _unknown(tables: Tables, normalization: str) -> Iterator[tuple[str, str]]:

@@ -230,8 +230,13 @@ def _of_rollouts(updates: Sequence[Update], rollouts: Sequence[Rollout]) -> Iter
         Rollout,
         "it does not follow the rollout of its actor before it",
     )
-    done = {u.version: u.wall_time for u in updates}
-    late = ((n, r.wall_time > done.get(r.learner_version + 1, math.inf) + ROUNDED) for n, r in rows)
+    # By the version that a gradient was computed for, when the last such gradient was applied: asynchronous
+    # gradients are applied to later versions.
+    applied = {u.version - 1: u.wall_time for u in updates}
+    for u in updates:
+        if u.gradient_version is not UNSET:
+            applied[u.gradient_version] = max(u.wall_time, applied.get(u.gradient_version, 0.0))
+    late = ((n, r.wall_time > applied.get(r.learner_version, math.inf) + ROUNDED) for n, r in rows)
     yield from _first(late, Rollout, "it was complete after the update that learned from it")
 
 

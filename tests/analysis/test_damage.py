@@ -87,3 +87,25 @@ def test_an_episode_that_cannot_be_is_named_with_its_line(write_run, field, valu
     setattr(rows[3], field, value)
     found = contradictions(run, run.updates(), run.rollouts(), rows)
     assert f"episodes.jsonl, line 4: {what}" in found
+
+
+def test_a_rollout_precedes_the_update_that_applied_its_gradient(write_run):
+    """Gradients of asynchronous workers are applied to later versions than they were computed for."""
+    run = read_run(write_run())
+    updates, rollouts = run.updates(), run.rollouts()
+    what = "it was complete after the update that learned from it"
+
+    def found():
+        return any(what in line for line in contradictions(run, updates, rollouts, run.episodes()))
+
+    assert not found()
+    last = max(rollouts, key=lambda rollout: rollout.learner_version)
+    last.learner_version = last.version_last = last.version_first = 1
+    last.versions = [(1, last.steps)]
+    assert last.wall_time > updates[0].wall_time + 1
+    assert found()
+    updates[-1].gradient_version = 1
+    assert updates[-1].wall_time >= last.wall_time
+    assert not found()
+    last.wall_time = updates[-1].wall_time + 1
+    assert found()

@@ -462,6 +462,14 @@ def test_pickles_are_not_read(tmp_path):
 # ---- quality
 
 
+@pytest.mark.parametrize(("steps", "short"), [(900, False), (890, True)])
+def test_runs_that_end_an_update_apart_have_the_same_length(write_run, tmp_path, steps, short):
+    write_run(seed=1, total_steps=1_000, updates=10)
+    write_run(seed=2, total_steps=steps, updates=10)
+    problems = quality.check(importers.read([tmp_path]))["problem"]
+    assert any("unequal length" in problem for problem in problems) == short
+
+
 def test_every_kind_of_problem_is_named(write_run, tmp_path):
     write_run(seed=1)
     write_run(seed=2, total_steps=500)
