@@ -601,3 +601,15 @@ def test_the_axis_of_speeds_has_labels_to_read_them_by(look, factor, scale):
     assert len(labels) >= 3
     assert axis.get_scale() == scale
     assert low > 0 if scale == "log" else low == 0
+
+
+@pytest.mark.parametrize(("proportion", "scale"), [(0.25, "linear"), (1.0, "log")])
+def test_the_line_in_proportion_lies_within_the_axis_of_speeds(look, proportion, scale):
+    speeds = speeds_by_x()
+    speeds = speeds[(speeds["system"] == "cleanba_ppo") & (speeds["env_id"] == "Catch-v0")]
+    sps = np.full(len(speeds), 250.0)
+    ideal = sps * np.maximum(1.0, proportion * speeds["x"])
+    speeds = speeds.assign(sps=sps, each=[[value] for value in sps], ideal=ideal)
+    axis = speed_curves.draw(speeds, look, SOURCE, "devices", "in proportion").axes[0].yaxis
+    assert axis.get_scale() == scale
+    assert axis.get_view_interval()[1] > ideal.max()
