@@ -198,20 +198,29 @@ def _run_times(study: StudyRuns) -> Sentences:
 
 
 def _lag(study: StudyRuns) -> Sentences:
-    """The mean policy lag of each system."""
-    means = lag_tables.lag_means(study.lags)
-    if len(means):
-        by = "system" if means["system"].nunique() > 1 else "setting"
-        who: dict[str, list[str]] = {}
-        for name, lag in means.groupby(by, observed=True)["mean"].mean().items():
-            who.setdefault(f"{lag:.2f}", []).append(str(name))
-        ordered = sorted(who.items(), key=lambda item: float(item[0]))
-        named = (
-            f"{lag} ({', '.join(_names(study, them) if by == 'system' else them)})"
-            for lag, them in ordered
-        )
-        text = next(iter(who)) if len(who) == 1 else ", ".join(named)
+    """The mean policy lag, and the mean gradient asynchrony of those that record one."""
+    lags = lag_tables.lag_means(study.lags)
+    if len(lags):
+        by = "system" if lags["system"].nunique() > 1 else "setting"
+        who = _by_value(study, lags, by)
+        text = next(iter(who)) if len(who) == 1 else _with_names(who)
         yield f"Mean policy lag in versions: {text}."
+        if len(late := lag_tables.asynchrony_table(study.done)):
+            yield f"Mean gradient asynchrony in versions: {_with_names(_by_value(study, late, by))}."
+
+
+def _by_value(study: StudyRuns, means: pd.DataFrame, by: str) -> dict[str, list[str]]:
+    """Return the names of the systems or settings with each mean, the smallest mean first."""
+    who: dict[str, list[str]] = {}
+    for name, mean in sorted(
+        means.groupby(by, observed=True)["mean"].mean().items(), key=lambda item: item[1]
+    ):
+        who.setdefault(f"{mean:.2f}", []).append(str(name))
+    return {mean: _names(study, them) if by == "system" else them for mean, them in who.items()}
+
+
+def _with_names(who: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{mean} ({', '.join(them)})" for mean, them in who.items())
 
 
 def _changes(study: StudyRuns) -> Sentences:

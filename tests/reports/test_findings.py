@@ -154,6 +154,20 @@ def test_lags_are_named_by_what_distinguishes_them(place):
     )
 
 
+def test_gradient_asynchrony_is_named_where_it_is_recorded(place):
+    for setting in ("control", "other"):
+        monobeast_run(place / f"runs/small/monobeast__{setting}__Catch-v0__s1", setting, 1, 4, 8)
+    path = place / "runs/small/monobeast__other__Catch-v0__s1/updates.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["gradient_version"] = line["version"] - 1 - (2 if line["version"] > 3 else 0)
+    late = 2 * sum(line["version"] > 3 for line in lines) / len(lines)
+    rewrite(path, "".join(json.dumps(line) + "\n" for line in lines))
+    policy, gradients = said(place, "lag")
+    assert policy.startswith("Mean policy lag in versions: ")
+    assert gradients == f"Mean gradient asynchrony in versions: {late:.2f} (other)."
+
+
 def test_measured_changes_are_named_with_what_was_predicted(place):
     for seed in (1, 2, 3):
         for setting, changes, actors in (("control", 4, 8), ("other", 1, 2)):
