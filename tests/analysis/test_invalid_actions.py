@@ -14,19 +14,19 @@ from reports import paper_tables
 RETURNS = [0, 0, 3, 20, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40]
 
 
-def write(root, system, returns, seed=1, invalid=True):
-    """A run of 16 episodes of 200 steps in one environment."""
+def write(root, system, returns, seed=1, invalid=True, at_once=1):
+    """A run of episodes of 200 steps, of which `at_once` end at the same step."""
     env_id = "MicrortsMining4x4F9-v0"
     info = record.RunInfo(system=system, setting="one-device", env_id=env_id, seed=seed)
     counts = {"invalid_null": 5, "invalid_busy": 1} if invalid else {}
     with record.RunWriter(root / record.run_name(system, "one-device", env_id, seed), info) as run:
         for i, value in enumerate(returns):
-            step = 200 * (i + 1)
+            step = 200 * at_once * (i // at_once + 1)
             owner = {"invalid_owner": i} if invalid else {}
             run.write(
                 record.Episode(
-                    step=step, wall_time=float(i), env_index=0, episode_return=float(value), length=200,
-                    **counts, **owner,
+                    step=step, wall_time=float(i), env_index=i % at_once,
+                    episode_return=float(value), length=200, **counts, **owner,
                 )
             )  # fmt: skip
             run.write(
@@ -58,12 +58,27 @@ def test_metrics_are_the_paper_s(tmp_path):
     assert math.isinf(failed["first"])
 
 
+def test_the_first_reward_counts_the_episodes_before_it_one_after_another(tmp_path):
+    write(tmp_path, "ppo_microrts_masking", RETURNS, at_once=8)
+    (first,) = masking_metrics(importers.read([tmp_path]))["first"]
+    assert first == 3 / 16
+
+
+def test_without_the_mask_ten_evaluations_have_to_solve_the_task(tmp_path):
+    once = [0, 40] + [40] * 10 + [40, 0]
+    write(tmp_path, "ppo_microrts_removed", once * 2, at_once=2)
+    write(tmp_path, "ppo_microrts_removed", [0, 40] + [40] * 22, seed=2, at_once=2)
+    metrics = masking_metrics(importers.read([tmp_path])).set_index("seed")
+    assert math.isinf(metrics.loc[1, "solve"])
+    assert metrics.loc[2, "solve"] == 11 / 12
+
+
 def test_the_table_has_means_over_seeds_and_the_paper_s_values(tmp_path):
     write(tmp_path, "ppo_microrts_masking", RETURNS)
     write(tmp_path, "ppo_microrts_masking", [0] * 16, seed=2)
     lines = paper_tables.masking_table2(importers.read([tmp_path]))
     assert lines[2:] == [
-        "| masking | 4x4 | 2 | 20.00 | 5.00 / 1.00 / 10.50 | 87.50% (1 of 2) | 18.75% (1 of 2) |",
+        "| masking | 4x4 | 2 | 20.00 | 5.00 / 1.00 / 10.50 | 93.75% (1 of 2) | 18.75% (1 of 2) |",
         "| – the paper | 4x4 | 4 | 40.00 | – | 8.67% | 0.07% |",
     ]
 
