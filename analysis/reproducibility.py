@@ -20,7 +20,7 @@ from analysis import aggregates, bootstrap, comparison, fingerprints
 from analysis.comparison import ALPHA, FEWEST_RUNS, MARGIN, PERMUTATIONS, Comparison, Environment
 from analysis.learning_curves import Curves, area_under_curve, normalized, run_curves
 from analysis.references import reference
-from analysis.scores import final_scores
+from analysis.scores import EPISODES, Rule, final_scores
 from analysis.tables import KEYS, UNKNOWN, Tables
 
 OUTCOMES = ("final", "area")
@@ -74,6 +74,7 @@ def verdicts(
     points: int = POINTS,
     seed: int = 0,
     permutations: int = PERMUTATIONS,
+    window: int = EPISODES,
 ) -> list[dict]:
     """Return a verdict for every system and every two of its settings.
 
@@ -89,6 +90,7 @@ def verdicts(
       points: of a curve.
       seed: of permutations and bootstrap.
       permutations: of the sides among the runs.
+      window: number of episodes that a point of a curve and a score average.
 
     Returns:
       One entry per pair: system, setting_a, setting_b, verdict, p_equivalent, p_different and p_distribution
@@ -96,7 +98,7 @@ def verdicts(
       runs_a, runs_b, failing_a, failing_b, environments, final and area (pooled IQM, as a description),
       `fingerprints`, `by_environment` (rows of `comparison.Row`) and `note`.
     """
-    source = _source(tables, axis, points)
+    source = _source(tables, axis, points, window)
     prints = fingerprints.pairs(tables)
     entries = []
     for (system, a), (other, b) in combinations(_sides(tables), 2):
@@ -124,6 +126,7 @@ def system_verdicts(
     points: int = POINTS,
     seed: int = 0,
     permutations: int = PERMUTATIONS,
+    window: int = EPISODES,
 ) -> list[dict]:
     """Return a verdict for every two systems under every setting that both have, or that is unknown of one.
 
@@ -134,7 +137,7 @@ def system_verdicts(
       One entry per pair and setting: system_a, system_b, setting, and the fields of `verdicts` except
       the fingerprints.
     """
-    source = _source(tables, axis, points)
+    source = _source(tables, axis, points, window)
     entries = []
     for (a, setting), (b, other) in combinations(_sides(tables), 2):
         if a == b or (setting != other and UNKNOWN not in (setting, other)):
@@ -226,7 +229,7 @@ def _sides(tables: Tables) -> list[tuple[str, str]]:
     )
 
 
-def _source(tables: Tables, axis: str, points: int) -> Source:
+def _source(tables: Tables, axis: str, points: int, window: int) -> Source:
     """Return curves and scores by environment, normalised where it has a reference.
 
     The curves of an environment have a grid of their own.
@@ -234,13 +237,13 @@ def _source(tables: Tables, axis: str, points: int) -> Source:
     curves, scores = {}, {}
     for env in sorted(tables.curves["env_id"].astype(str).unique()):
         here = tables.curves[tables.curves["env_id"] == env]
-        raw = run_curves(tables._replace(curves=here), axis, points)
+        raw = run_curves(tables._replace(curves=here), axis, points, window)
         known = reference(env) is not None
         curves[env] = Measured(normalized(raw) if known else raw, known)
     of_runs = tables.scores[tables.scores["seed"] >= 0]  # others are means over runs
     scores_only = set(zip(of_runs["system"], of_runs["setting"], strict=True))
     if scores_only:
-        every = final_scores(tables._replace(scores=of_runs))
+        every = final_scores(tables._replace(scores=of_runs), Rule(window))
         for env, rows in every.groupby("env_id", sort=True):
             known = bool(rows["normalized"].notna().any())
             values = rows[["normalized" if known else "score"]].to_numpy(float)

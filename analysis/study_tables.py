@@ -15,20 +15,24 @@ from analysis.learning_curves import (
     run_table,
     update_curve_table,
 )
-from analysis.scores import final_scores, hts_metrics
+from analysis.scores import EPISODES, Rule, final_scores, hts_metrics
 from analysis.selection import GROUP, environments, of_runs
 from analysis.summary import aggregate, aggregate_frame
 from analysis.tables import Tables
 
 
-def score_table(tables: Tables) -> pd.DataFrame:
+def score_table(tables: Tables, window: int = EPISODES) -> pd.DataFrame:
     """Return the mean final score of each system, setting and environment, with its interval.
+
+    Args:
+      tables: completed runs.
+      window: number of episodes that a score averages.
 
     Returns:
       system, setting, env_id, value, low, high (NaN with one run), runs, each (scores of the runs).
     """
     rows = []
-    scores = final_scores(tables)
+    scores = final_scores(tables, Rule(window))
     for key, group in scores[scores["score"].notna()].groupby(GROUP, observed=True, sort=True):
         each = group["score"].to_numpy(float)
         interval = bootstrap.interval(_mean_of(each), [len(each)])
@@ -68,13 +72,14 @@ def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) ->
     return pd.DataFrame(rows, columns=[*GROUP, "target", "runs", "reached", "steps", "seconds"])
 
 
-def aggregate_table(tables: Tables | None) -> pd.DataFrame:
+def aggregate_table(tables: Tables | None, window: int = EPISODES) -> pd.DataFrame:
     """Return `analysis.summary.aggregate_frame` of the final scores, without metrics that have no value.
 
     Environments without a reference score do not count.
 
     Args:
       tables: completed runs; None gives an empty table.
+      window: number of episodes that a score averages.
     """
     columns = [
         "system",
@@ -87,7 +92,9 @@ def aggregate_table(tables: Tables | None) -> pd.DataFrame:
         "environments",
         "note",
     ]
-    entries = [] if tables is None else aggregate(final_scores(tables))
+    entries = []
+    if tables is not None:
+        entries = aggregate(final_scores(tables, Rule(window)), window=window)
     if not entries:
         return pd.DataFrame(columns=columns)
     frame = aggregate_frame(entries)
@@ -106,13 +113,18 @@ class LearningCurves(NamedTuple):
     runs: pd.DataFrame
 
 
-def learning_curves(tables: Tables) -> LearningCurves:
-    """Return the learning curves of systems and settings, and of their runs."""
+def learning_curves(tables: Tables, window: int = EPISODES) -> LearningCurves:
+    """Return the learning curves of systems and settings, and of their runs.
+
+    Args:
+      tables: completed runs.
+      window: number of episodes that a point averages.
+    """
     runs = tables.runs
     # Filtering the large tables, which curves do not need, would take seconds per environment.
     needed = tables._replace(updates=tables.updates.head(0), rollouts=tables.rollouts.head(0))
     curves = [
-        run_curves(of_runs(needed, runs["run"][runs["env_id"] == env_id]))
+        run_curves(of_runs(needed, runs["run"][runs["env_id"] == env_id]), window=window)
         for env_id in environments(tables)
     ]
     return LearningCurves(
@@ -134,13 +146,16 @@ def value_losses(tables: Tables) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else none
 
 
-def efficiency(tables: Tables | None, metrics: Sequence[str] = ("median",)) -> pd.DataFrame:
+def efficiency(
+    tables: Tables | None, metrics: Sequence[str] = ("median",), window: int = EPISODES
+) -> pd.DataFrame:
     """Return `learning_curves.aggregate_curve_table`.
 
     Args:
       tables: completed runs; None gives an empty table.
       metrics: names of `aggregates.AGGREGATES`.
+      window: number of episodes that a point averages.
     """
     if tables is None:
         return pd.DataFrame()
-    return aggregate_curve_table(normalized(run_curves(tables)), metrics)
+    return aggregate_curve_table(normalized(run_curves(tables, window=window)), metrics)

@@ -54,9 +54,12 @@ A system that does not come with the toolkit is described in the study (docs/add
     [systems.my_a2c]
     script = "my_a2c.py"
 
-If the question is how many steps a run needs to reach some return, reports show it:
+A score is the mean return of the last 100 episodes, as is a point of a learning curve. Runs of few episodes
+need fewer:
 
-    target_episodes = 100  # whose mean return has to reach the target; 100 is the default
+    score_episodes = 10
+
+If the question is how many steps a run needs to reach some score, reports show it:
 
     [targets]
     CartPole-v1 = 400
@@ -87,7 +90,7 @@ from experiments.systems import ROOT, SYSTEMS, Flags, System
 
 STUDIES = Path(__file__).parent / "studies"
 DEFAULT_PRESET = "cpu"
-TARGET_EPISODES = 100  # the default of the analysis of scores
+SCORE_EPISODES = 100  # the default of the analysis of scores
 
 MOST_RUNS = 10_000  # of a study
 MOST_DOTS = 100  # in a line of a study file
@@ -183,8 +186,8 @@ class Study(NamedTuple):
       findings: kinds of sentences that answer the question; () for the page's choice.
       main_figure: that shows the answer; '' for the page's choice.
       remark: what the findings leave out, in its authors' words.
-      targets: mean return of `target_episodes` episodes that runs are to reach, by environment.
-      target_episodes: see `targets`.
+      targets: score that runs are to reach, by environment.
+      score_episodes: number of episodes whose mean return is a score.
     """
 
     name: str
@@ -198,7 +201,7 @@ class Study(NamedTuple):
     main_figure: MainFigure | Literal[""] = ""
     remark: str = ""
     targets: Mapping[str, float] = types.MappingProxyType({})
-    target_episodes: int = TARGET_EPISODES
+    score_episodes: int = SCORE_EPISODES
 
 
 class _Block(Struct, forbid_unknown_fields=True):
@@ -236,7 +239,7 @@ class _File(Struct, forbid_unknown_fields=True):
     main_figure: MainFigure | Literal[""] = ""
     remark: str = ""
     targets: dict[str, float] = {}
-    target_episodes: Count = TARGET_EPISODES
+    score_episodes: Count = SCORE_EPISODES
 
 
 _FIELDS = [
@@ -319,7 +322,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         file.main_figure,
         " ".join(file.remark.split()),
         file.targets,
-        file.target_episodes,
+        file.score_episodes,
     )
 
 

@@ -82,7 +82,7 @@ def _processes(study: StudyRuns, systems: Collection[str], settings: Collection[
 def _targets(study: StudyRuns) -> Sentences:
     """How many runs reached their target return."""
     asked = study.plan.targets if study.plan else {}
-    table = study_tables.target_table(study.done, asked, study.target_episodes)
+    table = study_tables.target_table(study.done, asked, study.score_episodes)
     if not len(table):
         return
     reached, runs = int(table["reached"].sum()), int(table["runs"].sum())
@@ -126,7 +126,7 @@ def _scores(study: StudyRuns) -> Sentences:
 
 def _aggregates(study: StudyRuns) -> Sentences:
     """The lowest and the highest interquartile mean over all environments."""
-    frame = study_tables.aggregate_table(study.comparable.tables)
+    frame = study.aggregates
     iqm = frame[frame["metric"] == "iqm"] if len(frame) else frame
     if len(iqm):
 

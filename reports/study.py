@@ -80,19 +80,19 @@ class StudyRuns:
         return selection.score_name(self.done)
 
     @property
-    def target_episodes(self) -> int:
-        """Number of episodes that the study's targets are means over."""
-        return self.plan.target_episodes if self.plan else EPISODES
+    def score_episodes(self) -> int:
+        """Number of episodes whose mean return is a score."""
+        return self.plan.score_episodes if self.plan else EPISODES
 
     @cached_property
     def scores(self) -> pd.DataFrame:
         """Of `study_tables.score_table`."""
-        return study_tables.score_table(self.done)
+        return study_tables.score_table(self.done, self.score_episodes)
 
     @cached_property
     def curves(self) -> study_tables.LearningCurves:
         """Of `study_tables.learning_curves`."""
-        return study_tables.learning_curves(self.done)
+        return study_tables.learning_curves(self.done, self.score_episodes)
 
     @cached_property
     def speeds(self) -> pd.DataFrame:
@@ -117,17 +117,22 @@ class StudyRuns:
     @cached_property
     def setting_verdicts(self) -> list[dict]:
         """Of `reproducibility.verdicts`."""
-        return reproducibility.verdicts(self.done)
+        return reproducibility.verdicts(self.done, window=self.score_episodes)
 
     @cached_property
     def system_verdicts(self) -> list[dict]:
         """Of `reproducibility.system_verdicts`."""
-        return reproducibility.system_verdicts(self.done)
+        return reproducibility.system_verdicts(self.done, window=self.score_episodes)
 
     @cached_property
     def comparable(self) -> Comparable:
         """The runs that scores over environments are computed from."""
         return selection.comparable(self.done)
+
+    @cached_property
+    def aggregates(self) -> pd.DataFrame:
+        """Of `study_tables.aggregate_table`."""
+        return study_tables.aggregate_table(self.comparable.tables, self.score_episodes)
 
     @cached_property
     def changing(self) -> Tables:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from analysis import lag_tables, verdicts
 from analysis.bootstrap import FEW_RUNS
-from analysis.scores import EPISODES, final_scores
+from analysis.scores import Rule, final_scores
 from analysis.selection import GROUP
 from analysis.summary import few_episodes
 from analysis.verdicts import Verdict
@@ -52,9 +52,10 @@ def summary(study: StudyRuns) -> Section:
                 cells.same_bits(study.pairs, row.system, row.env_id),
             )
         )
-    few = few_episodes(final_scores(study.done)["episodes"])
+    window = study.score_episodes
+    few = few_episodes(final_scores(study.done, Rule(window))["episodes"], window)
     text = (
-        f"Final score: mean return of the last {EPISODES} training episodes, averaged over seeds"
+        f"Final score: mean return of the last {window} training episodes, averaged over seeds"
         f"{f' ({few})' if few else ''}. {SPREAD} "
         "SPS: agent steps per second without compilation. Policy lag: in policy versions, averaged "
         "over rollouts. Waited more: the side that waited longer for the other, and its share of the "

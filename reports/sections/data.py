@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.fingerprints import last_fingerprints
-from analysis.scores import final_scores
+from analysis.scores import Rule, final_scores
 from experiments.study import explain
 from plots import style
 from reports import cells
@@ -45,7 +45,9 @@ def quality(study: StudyRuns) -> Section | None:
 
 def runs(study: StudyRuns) -> Section:
     """Return one row per run, completed or not, with links to its record and video, and its command."""
-    of_run = final_scores(study.tables).set_index("run")["score"].to_dict()
+    of_run = (
+        final_scores(study.tables, Rule(study.score_episodes)).set_index("run")["score"].to_dict()
+    )
     prints = last_fingerprints(study.tables)
     rows = []
     for row in in_order(study.tables.runs).itertuples():

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure as Drawing
 
 from analysis import study_tables, summary
 from analysis.bootstrap import FEW_RUNS
-from analysis.scores import EPISODES, final_scores
+from analysis.scores import Rule, final_scores
 from analysis.selection import Comparable, run_folder_name
 from plots import efficiency as efficiency_plot
 from plots import final_scores as score_plot
@@ -23,7 +23,7 @@ from reports.study import StudyRuns
 
 def aggregates(study: StudyRuns) -> Section | None:
     """Return one row per system and setting with its normalised scores over all environments."""
-    frame = study_tables.aggregate_table(study.comparable.tables)
+    frame = study.aggregates
     excluded = excluded_text(study.comparable)
     if not len(frame):
         return Section("aggregates", "All environments", excluded) if excluded else None
@@ -110,7 +110,7 @@ def profiles(study: StudyRuns) -> Section | None:
 def _over_many(study: StudyRuns) -> pd.DataFrame | None:
     """Return the final scores of a study of many environments, and None for other studies."""
     tables = study.comparable.tables
-    scores = final_scores(tables) if tables is not None else None
+    scores = final_scores(tables, Rule(study.score_episodes)) if tables is not None else None
     many = scores is not None and scores["env_id"].nunique() >= MANY_ENVIRONMENTS
     return scores if many else None
 
@@ -145,7 +145,7 @@ def _side(name: str) -> str:
 
 def efficiency(study: StudyRuns) -> Section | None:
     """Return normalised scores over all environments against steps and time."""
-    curves = study_tables.efficiency(study.comparable.tables)
+    curves = study_tables.efficiency(study.comparable.tables, window=study.score_episodes)
     if not len(curves):
         return None
     bands = _bands(curves, "95% stratified bootstrap bands over seeds")
@@ -163,7 +163,7 @@ def efficiency(study: StudyRuns) -> Section | None:
 
 def curves_steps(study: StudyRuns) -> Section | None:
     """Return the learning curves against steps."""
-    caption = f"Mean return of the last {EPISODES} episodes over seeds"
+    caption = f"Mean return of the last {study.score_episodes} episodes over seeds"
     same = (
         " Where two settings of a system gave the same data, the dashed line lies in the middle of the pale "
         "one."
@@ -236,7 +236,7 @@ def scores(study: StudyRuns) -> Section | None:
         for row in in_order(frame).itertuples()
     ]
     caption = (
-        f"Mean return of the last {EPISODES} training episodes: mean over seeds; dots are seeds"
+        f"Mean return of the last {study.score_episodes} training episodes: mean over seeds; dots are seeds"
         f"{_intervals(frame)}."
     )
 
@@ -254,7 +254,7 @@ def scores(study: StudyRuns) -> Section | None:
 def targets(study: StudyRuns) -> Section | None:
     """Return one row per system, setting and environment with its runs' times to the target."""
     asked = study.plan.targets if study.plan else {}
-    frame = study_tables.target_table(study.done, asked, study.target_episodes)
+    frame = study_tables.target_table(study.done, asked, study.score_episodes)
     rows = []
     for row in in_order(frame).itertuples():
         missed = row.reached < row.runs
@@ -264,7 +264,7 @@ def targets(study: StudyRuns) -> Section | None:
             (*names(row), finite(row.target), row.runs, reached, steps, cells.span(row.seconds))
         )
     text = (
-        f"Steps and seconds until the mean return of the last {study.target_episodes} training episodes "
+        f"Steps and seconds until the mean return of the last {study.score_episodes} training episodes "
         "first reached the target."
     )
     columns = ("target", "seeds", "seeds that reached it", "steps, each seed", "seconds")

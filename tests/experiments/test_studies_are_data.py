@@ -362,7 +362,7 @@ def test_the_launcher_imports_neither_torch_nor_jax():
         ),
         ("[runs.hyper", "[targets]\nCartPole-v2 = 4\n[runs.hyper", "a target for 'CartPole-v2'"),
         ("[runs.hyper", "[targets]\nCartPole-v1 = '4'\n[runs.hyper", "Expected `float`, got `str`"),
-        ('question = "', 'target_episodes = 0\nquestion = "', "at `$.target_episodes`"),
+        ('question = "', 'score_episodes = 0\nquestion = "', "at `$.score_episodes`"),
         ("title", "titel", "unknown field `titel`; did you mean title?"),
         ("[[runs]]", "[presets.cpu]\nruns = []\n[[runs]]", "either [[runs]] or [presets]"),
         (

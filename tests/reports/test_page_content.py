@@ -1,6 +1,7 @@
 """The content of a page: every section, with the numbers of the records."""
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -15,11 +16,13 @@ from built import SYSTEMS, build_small, pages, rows, section, texts, visible_tex
 from synthetic_runs import monobeast_run, study_folder, write_run
 
 from analysis.importers.records import read_records
+from analysis.references import normalize
 from analysis.reproducibility import system_verdicts
 from experiments.study import find_study, load_study
 from reports import build, cells
 from reports.page import Cell, Page, Section, Table, number, read_json, shown, write_json
 from reports.sections import execution, learning
+from reports.study import read_study
 from tests.sealing import rewrite
 
 
@@ -150,6 +153,37 @@ def test_a_page_says_when_runs_reached_what_the_study_asks_for(place, undrawn):
         "Missed by a0-l0-t1 on CartPole-v1 (2 of 3).",
     )
     assert "mean return of the last 100 training episodes first reached" in visible_text(html)
+
+
+def test_scores_and_curves_average_as_many_episodes_as_the_study_asks_for(place, undrawn):
+    settings, env_ids = ("a0-l0-t1", "a0-l0,1-t2"), ("CartPole-v1", "Catch-v0")
+    study_folder(place / "runs/small", SYSTEMS[:1], settings, env_ids, steps=51_200)
+    asked = find_study("quickstart").read_text().replace('"bits", ', '"scores", ', 1)
+    (place / "runs/small/study.toml").write_text("score_episodes = 7\n" + asked)
+    means = {}
+    for setting, env_id, seed in itertools.product(settings, env_ids, (1, 2, 3)):
+        path = place / f"runs/small/cleanba_ppo__{setting}__{env_id}__s{seed}/episodes.jsonl"
+        returns = [json.loads(line)["return"] for line in path.read_text().splitlines()]
+        means.setdefault((setting, env_id), []).append(np.mean(returns[-7:]))
+    study = read_study("small", place / "runs/small", place)
+    for row in study.scores.itertuples():
+        assert row.each == pytest.approx(tuple(means[row.setting, row.env_id]))
+    ends = study.curves.means[study.curves.means["step"] == 51_200]
+    assert len(ends) == 4
+    for row in ends.itertuples():
+        assert row.value == pytest.approx(np.mean(means[row.setting, row.env_id]))
+    level = {env_id: normalize(np.mean(means[settings[0], env_id]), env_id) for env_id in env_ids}
+    for row in study.aggregates.query("metric == 'mean'").itertuples():
+        assert row.value == pytest.approx(np.mean(list(level.values())))
+    (entry,) = study.setting_verdicts
+    for row in entry["by_environment"]:
+        if row["outcome"] == "final":
+            assert row["first"] == pytest.approx(level[row["env_id"]])
+    assert build.main(["small"]) == 0
+    for text in texts(place, "small"):
+        assert "mean return of the last 7 training episodes, averaged over seeds" in text
+        assert "Mean return of the last 7 episodes over seeds" in text
+        assert "last 100" not in text
 
 
 def test_a_remark_stands_below_the_finding(place, undrawn):
