@@ -196,7 +196,7 @@ class Args:
     """Replay buffers: steps before the first update, over all workers, with random actions if they are
     continuous; at least a batch."""
     num_updates: Hyper[Count] = 32
-    """Replay buffers: gradients after each rollout."""
+    """Replay buffers: gradients for each rollout."""
     network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network; auto takes the Nature CNN for images, else an MLP."""
     hiddens: Hyper[tuple[Count, ...] | None] = None

@@ -179,7 +179,7 @@ class ReplayStorage:
           capacity: largest number of items; the oldest are replaced.
           first: items that must be in the buffer before the first batch.
           batch_size: items in a batch.
-          num_updates: batches after each insertion.
+          num_updates: batches for each inserted rollout.
           make_batch: takes the items' fields, normal noise, and their importance weights.
           num_draws: of noise of the size of an action, for each item of a batch (D).
           clip_rewards: clip the rewards of steps to [-1, 1].
@@ -198,7 +198,7 @@ class ReplayStorage:
         self._clip_rewards = clip_rewards
         self._fields: list[np.ndarray] = []
         self._count = 0  # items ever inserted
-        self._left = 0
+        self._granted = self._left = 0  # batches of the last rollouts
         self._exponent, self._importance = priority_exponent, importance_exponent
         self._actor_priorities = actor_priorities
         self._priorities = SumTree(capacity) if priority_exponent else None
@@ -224,7 +224,7 @@ class ReplayStorage:
                     self._priorities.set(places, np.full(len(places), self._largest))
             self._count += len(places)
         if self._count >= self._first:
-            self._left = self._num_updates
+            self._granted = self._left = self._num_updates * len(rollouts)
 
     def next(self) -> Any | None:
         """Sample a batch, or return None after the last one."""
@@ -241,7 +241,7 @@ class ReplayStorage:
         """Return indices of items and their importance weights."""
         size = min(self._count, self._capacity)
         if self._priorities is None:
-            share = self._eta ** (ERE_UNITS * (self._num_updates - self._left) / self._num_updates)
+            share = self._eta ** (ERE_UNITS * (1 - self._left / self._granted))
             newest = min(size, max(int(size * share), self._smallest))
             places = self._count - newest + self._rng.integers(newest, size=self._batch_size)
             return places % self._capacity, np.ones(self._batch_size, np.float32)

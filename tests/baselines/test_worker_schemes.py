@@ -272,6 +272,16 @@ def test_the_replay_storage_keeps_the_newest_real_transitions():
     assert (batches[0].next_obs[0].numpy() == rollouts[number].obs[step // B + 1, step % B]).all()
 
 
+def test_the_replay_storage_gives_as_many_batches_for_rollouts_together_as_one_by_one():
+    rng = np.random.default_rng(6)
+    cut = partial(n_step_transitions, n=1, gamma=0.9)
+    some = ReplayStorage(0, cut=cut, capacity=200, first=16, batch_size=4, num_updates=3)
+    some.put([without_values(make_rollout(rng)) for _ in range(4)])
+    assert len(batches_of(some)) == 4 * 3
+    some.put([without_values(make_rollout(rng))])
+    assert len(batches_of(some)) == 3
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_a_sum_tree_finds_what_cumulative_sums_do(size):
     rng = np.random.default_rng(size)
