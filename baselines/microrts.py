@@ -206,15 +206,13 @@ class MicroRTS:
         invalid = invalid_counts(self._obs, actions)
         orders = game_actions(actions, self.task.width)[:, None]
         response = self._games.gameStep(self._array.of(np.ascontiguousarray(orders)), self._players)
-        rewards = np.zeros((self.num_envs, len(self.task.scenario.rewards)), np.float32)
+        earned = []
         ended = np.zeros(self.num_envs, bool)
         for tick in range(TICKS_PER_STEP):
             if tick:
                 response = self._games.gameStep(self._no_actions, self._players)
             # What a game gives after its end is part of no episode.
-            # A player without mobile units is reported at a distance of 2e9 from the enemy's base.
-            earned = np.array(response.reward, np.float32).clip(-1, 1)
-            rewards[~ended] += earned[~ended]
+            earned.append(np.array(response.reward, float) * ~ended[:, None])
             ended |= np.array(response.done, bool)[:, 0]
         self._lengths += 1
         dones = ended | (self._lengths >= self.task.scenario.episode_steps)
@@ -223,11 +221,27 @@ class MicroRTS:
             obs[index] = np.array(self._games.clients[index].reset(0).observation, np.uint8)
         self._lengths[dones] = 0
         self._obs = obs
-        return Step(obs, rewards, dones, invalid)
+        return Step(obs, step_rewards(np.stack(earned)), dones, invalid)
 
     def close(self) -> None:
         """Free the games. Java stays, because a process cannot start it twice."""
         self._games.close()
+
+
+def step_rewards(earned: np.ndarray) -> np.ndarray:
+    """Return the rewards of a step from those of its ticks.
+
+    Of several reward functions, each is clipped to [-1, 1], as in the environment of the paper on action
+    guidance: a player without mobile units is reported at a distance of 2e9 from the enemy's base.
+
+    Args:
+      earned: [ticks, B, functions].
+
+    Returns:
+      float32 [B, functions].
+    """
+    rewards = earned.sum(axis=0)
+    return (rewards if rewards.shape[1] == 1 else rewards.clip(-1, 1)).astype(np.float32)
 
 
 def source_mask(obs: np.ndarray) -> np.ndarray:

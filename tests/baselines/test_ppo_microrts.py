@@ -89,6 +89,15 @@ def test_invalid_actions_are_counted_by_kind():
     assert counts.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0], [0, 1, 1]]
 
 
+def test_of_several_reward_functions_each_is_clipped_over_a_step():
+    ticks = np.array([[[1.0, -2e9]], [[1.0, 2e9]], [[1.0, 0.25]]])  # a unit dies, another appears
+    assert microrts.step_rewards(ticks).tolist() == [[1, 0.25]]
+    assert microrts.step_rewards(ticks[:2]).tolist() == [[1, 0]]
+    assert microrts.step_rewards(ticks[:1]).tolist() == [[1, -1]]
+    harvested = np.array([[[2.0]], [[0.0]], [[1.0]]])
+    assert microrts.step_rewards(harvested).tolist() == [[3]]
+
+
 def test_an_attack_is_sent_as_an_offset_and_out_of_reach_as_a_noop():
     actions = np.zeros((3, 8), np.int32)
     actions[:, 1] = [5, 5, 1]
