@@ -220,7 +220,8 @@ def _by_value(study: StudyRuns, means: pd.DataFrame, by: str) -> dict[str, list[
 
 
 def _with_names(who: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{mean} ({', '.join(them)})" for mean, them in who.items())
+    separator = "; " if any("," in name for them in who.values() for name in them) else ", "
+    return ", ".join(f"{mean} ({separator.join(them)})" for mean, them in who.items())
 
 
 def _changes(study: StudyRuns) -> Sentences:

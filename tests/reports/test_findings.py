@@ -168,6 +168,14 @@ def test_gradient_asynchrony_is_named_where_it_is_recorded(place):
     assert gradients == f"Mean gradient asynchrony in versions: {late:.2f} (other)."
 
 
+def test_names_with_a_comma_are_separated_by_semicolons():
+    who = {"0.00": ["PPO, DD-PPO", "PPO, Rapid"], "1.96": ["PPO, asynchronous Rapid"]}
+    assert findings._with_names(who) == (
+        "0.00 (PPO, DD-PPO; PPO, Rapid), 1.96 (PPO, asynchronous Rapid)"
+    )
+    assert findings._with_names({"0.00": ["a", "b"]}) == "0.00 (a, b)"
+
+
 def test_measured_changes_are_named_with_what_was_predicted(place):
     for seed in (1, 2, 3):
         for setting, changes, actors in (("control", 4, 8), ("other", 1, 2)):
