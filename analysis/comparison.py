@@ -61,7 +61,7 @@ class Row(NamedTuple):
       high: its upper end.
       margin: largest difference that counts as equivalent.
       p_equivalent: of the two one-sided tests.
-      p_different: of the test that counts this row among all rows.
+      p_different: p-value of a difference in this row, corrected for the number of rows.
     """
 
     env_id: str

@@ -158,7 +158,7 @@ def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:
 
 
 def lag_over_time(tables: Tables, bins: int = 50) -> pd.DataFrame:
-    """Return the mean lag and changes in equal parts of each run, in the order of use.
+    """Return the mean lag and changes in equal parts of each run, in the order of completion.
 
     Returns:
       Keys, bin (0 ...), wall_time (mean, s), rollouts, changes, lag (means).

@@ -68,7 +68,7 @@ def refuse(problems: pd.DataFrame) -> None:
 
 
 def _runs(tables: Tables) -> pd.DataFrame:
-    """Return one row per run with scores, from any source, with the last step of the run."""
+    """Return one row per measured run and per published score, with the last step (NaN if unknown)."""
     columns = ["run", "system", "setting", "env_id", "seed"]
     measured = tables.runs[[*columns, "steps"]].astype({"run": object})
     measured = measured[tables.runs["status"] != "published"]

@@ -147,12 +147,14 @@ def ordered_episodes(run: pd.DataFrame, axis: str = "step") -> Episodes:
     return Episodes(at[order], run["return"].to_numpy()[order], counts)
 
 
-def _score(run: pd.DataFrame, rule: Rule) -> float:
+def _score(run: pd.DataFrame, rule: Rule) -> tuple[float, float]:
+    """Return the score of one run, and the number of episodes behind it."""
     at, returns, counts = ordered_episodes(run, "step" if rule.time is None else "wall_time")
     limit = rule.step if rule.time is None else rule.time
     end = len(at) if limit is None else int(np.searchsorted(at, limit, side="right"))
     kept = None if counts is None else counts[:end]
-    return (best_score if rule.best else score_at_end)(returns[:end], rule.window, kept)
+    score = (best_score if rule.best else score_at_end)(returns[:end], rule.window, kept)
+    return score, min(end if kept is None else kept.sum(), rule.window)
 
 
 def final_scores(
@@ -170,10 +172,7 @@ def final_scores(
       std (of a published mean over runs, else NaN).
     """
     rule = rule or Rule()
-    rows = [
-        (*key, _score(run, rule), min(len(run), rule.window))
-        for key, run in split_runs(tables.curves)
-    ]
+    rows = [(*key, *_score(run, rule)) for key, run in split_runs(tables.curves)]
     measured = pd.DataFrame(rows, columns=[*KEYS, "score", "episodes"])
     measured["normalized"] = [
         normalize(s, e, normalization)

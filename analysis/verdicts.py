@@ -16,8 +16,8 @@ class Verdict(NamedTuple):
       system: name of the system.
       settings: the two hardware settings.
       same: whether the settings are identical; None if there are no fingerprints to compare.
-      pairs: number of environments and seeds of the setting with fewer.
-      same_pairs: number of those whose runs agree in every fingerprint and every episode.
+      pairs: number of pairs of environment and seed that the setting with fewer of them has.
+      same_pairs: number of these pairs whose runs agree in every fingerprint and every episode.
       compared: number of fingerprints compared over all pairs.
       difference: the first difference in words; '' if there is none.
       curves: verdict on the learning curves: identical, equivalent, different or undecided.

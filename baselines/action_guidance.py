@@ -175,8 +175,9 @@ def guided_share(schedule: Schedule, progress: float) -> float:
 def make_act(network: Network, key: jax.Array) -> Act:
     """Return the compiled behaviour policy.
 
-    Its parameters are those of one policy, or of the main and the auxiliary one, and the share of guided
-    steps. All environments follow the same policy within a step. Values are those of all policies, [B, P].
+    Its first argument is a pair: the parameters of one policy, or of the main and the auxiliary one; and the
+    share of guided steps. Within a step, all environments follow the same policy. Values are those of all P
+    policies, [B, P].
     """
 
     @jax.jit

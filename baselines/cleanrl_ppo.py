@@ -3,8 +3,8 @@
 Proximal policy optimisation (https://arxiv.org/abs/1707.06347) as CleanRL's
 `ppo_atari_envpool_xla_jax_scan.py` has it (https://docs.cleanrl.dev/rl-algorithms/ppo): one process, one
 batch of environments, one device; rollout and update take turns; the whole update is one compiled call.
-With Cleanba PPO it has environments, networks and the run record in common, and nothing of the algorithm.
-docs/ppo-details.md says which of PPO's implementation details are where.
+It shares environments, networks and the run record with Cleanba PPO, but no code of the algorithm.
+docs/ppo-details.md lists which implementation details of PPO each trainer has.
 
     python baselines/cleanrl_ppo.py --env-id Breakout-v5
 """
@@ -70,7 +70,7 @@ class Hardware:
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     """Kind of device; auto takes an accelerator where jax finds one."""
     envpool_threads: Count | None = None
-    """Threads that step the environments; by default the cores."""
+    """Threads that step the environments; by default one per core, at most one per environment."""
     compilation_cache: bool = True
     """Use JAX's persistent compilation cache, in ~/.cache/cleanba unless JAX_COMPILATION_CACHE_DIR is set."""
 

@@ -177,7 +177,7 @@ class Storages(NamedTuple):
 class Times(NamedTuple):
     """Seconds, as an executor measures them."""
 
-    wall_time: float  # clock time when its part of the storage was full
+    wall_time: float  # seconds since the run started, when its part of the storage was full
     inference_time: float  # waiting for actions
     env_time: float  # in the environment
 
@@ -471,7 +471,7 @@ class Learner:
         """Take the state from what `arrays` returned after as many updates.
 
         Raises:
-          RecordError: with one line, if the generator's state is none.
+          RecordError: with one line, if the array `generator` is not the state of a random generator.
         """
         load_training_arrays(self.network, self.optimizer, arrays)
         try:
@@ -637,11 +637,11 @@ def begin_log(plan: Plan, device: torch.device, clock: Clock) -> RunLog:
 
 
 class Collected(NamedTuple):
-    """A full storage, beside its data."""
+    """What is recorded of a full storage, apart from its data."""
 
     version: int  # of the policy that acted
     behaviour: Any  # its state
-    begun: float  # clock time at which the executors began to fill it
+    begun: float  # seconds since the run started, when the executors began to fill it
     put_time: float  # seconds that the executors waited for it
 
 
@@ -747,7 +747,7 @@ def played(storages: Storages, storage: int, digest: GroupDigest) -> Replayed:
     Args:
       storages: both.
       storage: the full one.
-      digest: of all storages before it; it is added.
+      digest: running digest of all storages before this one, which is added to it.
     """
     actions = storages.actions[storage].numpy().astype(np.int32)
     rewards, dones = storages.rewards[storage].numpy(), storages.dones[storage].numpy()
@@ -775,7 +775,7 @@ def checkpoint_arrays(learner: Learner, acting: Any | None) -> dict[str, np.ndar
 
 
 class Learned(NamedTuple):
-    """An update, beside what the learner is after it."""
+    """What is recorded of an update, apart from the state of the learner after it."""
 
     metrics: dict[str, float]
     acting: Any | None  # see `checkpoint_arrays`

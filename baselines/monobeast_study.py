@@ -163,7 +163,7 @@ class Buffers(NamedTuple):
 class Times(NamedTuple):
     """Seconds, as an actor measures them."""
 
-    wall_time: float  # clock time when the rollout was complete
+    wall_time: float  # seconds since the run started, when the rollout was complete
     rollout_time: float  # to collect it
     inference_time: float  # of that, choosing actions
     env_time: float  # of that, in the environment
@@ -196,8 +196,8 @@ class Policy(NamedTuple):
     """
 
     network: torch.nn.Module
-    version: torch.Tensor  # int64 [1], of the newest parameters that are all there
-    begun: torch.Tensor  # int64 [1], of the newest parameters of which some may be there
+    version: torch.Tensor  # int64 [1], of the newest parameters that have been copied completely
+    begun: torch.Tensor  # int64 [1], of the newest parameters whose copying has begun
 
 
 class Shared(NamedTuple):

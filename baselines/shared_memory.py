@@ -47,7 +47,7 @@ class IndexQueue:
         self._read, self._write = os.pipe()
 
     def put(self, index: int) -> None:
-        """Put an index; wait while the queue holds LARGEST_QUEUE of them or more."""
+        """Put an index; wait while the pipe is full, which it is never below LARGEST_QUEUE items."""
         os.write(self._write, _ITEM.pack(index))
 
     def get(self) -> int:

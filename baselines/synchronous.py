@@ -33,12 +33,12 @@ def check_batches(
 
 
 class Times(NamedTuple):
-    """When the parts of an update ended, in seconds since the run began."""
+    """Times of an update, in seconds since the run started."""
 
-    last: float  # the previous update
-    begin: float  # nothing yet: the rollout begins
-    collected: float  # the rollout
-    done: float  # the update
+    last: float  # end of the previous update
+    begin: float  # start of the rollout
+    collected: float  # end of the rollout
+    done: float  # end of the update
 
 
 def rows(

@@ -6,9 +6,9 @@ import torch
 
 
 class VTrace(NamedTuple):
-    """What V-trace makes of a rollout."""
+    """Outputs of V-trace for a rollout."""
 
-    errors: torch.Tensor  # targets less values [T, B]; its gradient is that of the values
+    errors: torch.Tensor  # targets minus values [T, B]; differentiable in the values alone
     pg_advantage: torch.Tensor  # weights of the policy gradient [T, B], without a gradient
 
 

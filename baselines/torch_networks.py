@@ -1,4 +1,4 @@
-"""The networks of cleanba/networks.py in torch, with parameters of the same shapes.
+"""The networks of cleanba/networks.py in torch: the same layers, with parameters in torch's layout.
 
 Each takes observations as EnvPool gives them, uint8 [N, stack, height, width] or vectors [N, ...], to
 logits [N, num_actions] and values [N]. With the optional LSTM of monobeast, `Recurrent` puts a core
@@ -21,7 +21,8 @@ SMALLEST_SIDE = 36  # of an image, in pixels, that the Nature CNN's convolutions
 def max_pool_3x3_stride_2(x: torch.Tensor) -> torch.Tensor:
     """Pool x [N, C, H, W] to [N, C, ceil(H / 2), ceil(W / 2)], padded as XLA's 'SAME' is.
 
-    An even side is padded at its end alone, an odd one at both ends. In torch the first is `ceil_mode`.
+    An even side is padded at its end alone, an odd one at both ends. In torch the first is `ceil_mode`. Only
+    W is tested, so H and W must both be even or both be odd.
     """
     if x.shape[-1] % 2 == 0:
         return F.max_pool2d(x, 3, stride=2, ceil_mode=True)

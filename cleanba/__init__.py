@@ -3,5 +3,5 @@
 Importing this package imports nothing heavy: `cleanba.record` is read by tools without jax.
 """
 
-# In every record. Only the same version resumes a run, because another may compute other bits.
+# Stored in every record. Only the same version can resume a run: another may compute different bits.
 __version__ = "0.3.0.dev0"

@@ -58,8 +58,8 @@ class GroupRollout(NamedTuple):
 class FinishedEpisode(NamedTuple):
     """An episode that ended in a rollout."""
 
-    step: int  # agent steps of the whole run at the end of that environment step
-    wall_time: float  # clock time at the end of the rollout
+    step: int  # agent steps of the whole run, up to the environment step that ended the episode
+    wall_time: float  # seconds since the run started, at the end of the rollout
     env_index: int  # index of the environment in the run
     episode_return: float
     length: int
@@ -78,7 +78,7 @@ class Rollout(NamedTuple):
     thread: int
     number: int  # from 1
     version: int  # of the policy that collected all of it
-    wall_time: float  # clock time when it was complete
+    wall_time: float  # seconds since the run started, when it was complete
     groups: dict[int, GroupRollout]  # on the learner device of each group
     traces: dict[int, GroupTrace]
     episodes: list[FinishedEpisode]
@@ -261,12 +261,15 @@ class Spent(NamedTuple):
 
 
 def collect(groups: Sequence[EnvGroup], num_steps: int, params: Any) -> Spent:
-    """Collect one rollout of every group, to be taken with `finish_rollout`.
+    """Collect one rollout of every group; `EnvGroup.finish_rollout` returns it.
 
     Args:
       groups: environment groups that act on one device.
       num_steps: length of the rollout.
-      params: on that device.
+      params: parameters of the network, on that device.
+
+    Returns:
+      Seconds spent on all groups, by activity.
     """
     env_time = inference_time = 0.0
     for group in groups:
@@ -309,7 +312,7 @@ class ActorThread(threading.Thread):
           make_groups: creates its environment groups; called in the thread itself.
           learner_device: device of a group's learner, by group index.
           num_steps: length of a rollout, T.
-          steps_per_env_step: environments of the whole run.
+          steps_per_env_step: agent steps of the whole run per environment step: its number of environments.
           num_rollouts: number of rollouts of the run.
           rollouts_done: number of rollouts that the groups have replayed when they are created (a
             resumed run).

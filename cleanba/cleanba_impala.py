@@ -76,7 +76,7 @@ class Args:
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an update; each has the same number of environments of every group."""
     gradient_accumulation_steps: Hyper[Count] = 1
-    """Gradients that are averaged before an optimizer step; each minibatch is cut into as many."""
+    """Number of gradients averaged per optimizer step; each minibatch is split into as many parts."""
     rho_clip: Hyper[NotNegative] = 1.0
     """Clipping of the importance ratios in the V-trace targets (rho; that of c is 1, as in rlax)."""
     pg_rho_clip: Hyper[NotNegative] = 1.0

@@ -77,7 +77,7 @@ class Args:
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an epoch; each has the same number of transitions of every group."""
     gradient_accumulation_steps: Hyper[Count] = 1
-    """Gradients that are averaged before an optimizer step; each minibatch is cut into as many."""
+    """Number of gradients averaged per optimizer step; each minibatch is split into as many parts."""
     update_epochs: Hyper[Count] = 4
     """Epochs over each batch."""
     norm_adv: Hyper[bool] = True

@@ -86,7 +86,7 @@ def _shape(leaf: Any) -> tuple[Any, ...]:
 
 @input_checks()
 def describe_model(model: Model) -> tuple[EnvSpec, Any]:
-    """Return the environment and the network of a model, whose parameters have been compared with it.
+    """Check that the parameters of a model fit its network; return its environment and the network.
 
     Raises:
       BadInput: with one line, if the environment is unknown, the hyperparameters describe no network, or
@@ -102,7 +102,7 @@ def describe_model(model: Model) -> tuple[EnvSpec, Any]:
         expected = jax.eval_shape(network.init, jax.random.key(0), obs)  # computes nothing
     except ValueError:
         raise
-    except Exception as error:  # of flax and jax, for widths that are no widths
+    except Exception as error:  # raised by flax or jax for invalid widths
         raise BadInput(
             f"the model's hyperparameters describe no network ({type(error).__name__})"
         ) from None

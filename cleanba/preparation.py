@@ -329,7 +329,7 @@ def _find_checkpoint(directory: Path, now: Mapping[str, Any]) -> Checkpoint | No
     if checkpoint is not None:
         checkpoints.check_same(checkpoint.pinned, now, str(checkpoint.folder))
         return checkpoint
-    # Started over without being asked only if no more is lost than the interval between checkpoints.
+    # Without a checkpoint, the run starts over by itself only if at most one checkpoint interval is lost.
     every, updates = info.checkpoint_every or 0, len(run.updates())
     if not every:
         why = "was not run with --checkpoint-every"

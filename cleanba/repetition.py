@@ -1,6 +1,6 @@
-"""Makes the updates of a recorded run of a Cleanba trainer again, one at a time, for an audit.
+"""Repeats the updates of a recorded run of a Cleanba trainer, one at a time, for an audit.
 
-On one device and without threads, which compute the same bits as any layout.
+It uses one device and no actor threads, and computes the same bits as every layout.
 """
 
 from collections.abc import Callable, Mapping
@@ -104,13 +104,13 @@ def repetition_of(
     prepare: Callable[[Any], Setup],
     make_trainer: Callable[[Setup], Trainer],
 ) -> Repetition:
-    """Prepare to make the updates of a record again; see `prepare_again`.
+    """Prepare to repeat the updates of a record; see `prepare_again`.
 
     Args:
       run: the record.
       args_class: command line of its trainer.
-      prepare: checks it.
-      make_trainer: compiles it.
+      prepare: checks a command line, and returns the setup of a run.
+      make_trainer: compiles the trainer for a setup.
     """
     pool = run.info.hyperparameters.get("xla_cpu_pool_size")  # without portable arithmetic
     setup = prepare_again(

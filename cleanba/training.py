@@ -179,7 +179,7 @@ class Trainer(NamedTuple):
 
 
 def train(setup: Setup, trainer: Trainer) -> TrainState:
-    """Train, and record it; return the final state."""
+    """Train and record a run; return the final state of the learner."""
     state, act, update, exchange = trainer
     # An actor that wants to send its actions waits at most this long for the learner's Python code.
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -189,8 +189,8 @@ def show_result(
         say("the same command resumes interrupted runs, or starts them over")
     if State.FAILED in states:
         say(
-            "--retry (make: RETRY=1) runs failed runs again, from their last checkpoint if they have one; "
-            "otherwise it deletes their records"
+            "--retry (make: RETRY=1) runs failed runs again: it deletes the records of those that recorded "
+            "their failure, and resumes the others if they have a checkpoint"
         )
     if State.CHANGED in states:
         say("records of another command are kept: use another --runs-dir, or move them away")

@@ -39,7 +39,8 @@ class Status(NamedTuple):
       state: of the run.
       note: one line about it.
       seconds: from start to end, of a completed run.
-      resumable: whether the run made checkpoints and its record has not ended.
+      resumable: whether the launcher resumes the run: its program can, its record has a checkpoint interval,
+        and it was killed or interrupted, or ended without recording its failure.
       problem: one line about a damaged file of attempts; '' if there is none.
     """
 

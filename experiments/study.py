@@ -130,7 +130,7 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       name: of the setting.
-      num_actor_threads: of each process; in systems without threads, actor processes or peers.
+      num_actor_threads: of each actor device; in systems without threads, actor processes or peers.
       actor_device_ids: devices that act, of each process.
       learner_device_ids: devices that learn, of each process.
       host_devices: devices that JAX makes of the CPU; 0 leaves the machine as it is.
@@ -362,7 +362,8 @@ def explain(setting: Setting) -> str:
     parts = [
         *(devices("actor", ids) for ids in [setting.actor_device_ids] if ids),
         *(devices("learner", ids) for ids in [setting.learner_device_ids] if ids),
-        count(setting.num_actor_threads, "actor thread"),
+        count(setting.num_actor_threads, "actor thread")
+        + (" per actor device" if len(setting.actor_device_ids) > 1 else ""),
         count(setting.cores, "CPU core"),
         *([count(setting.gpus, "GPU")] if setting.gpus else []),
         *([f"{setting.processes} processes of this kind"] if setting.processes > 1 else []),

@@ -197,7 +197,7 @@ def command(run: "PlannedRun", runs_dir: Path, restart_flag: str = "") -> list[s
 
 
 def changes(recorded: list[str], planned: list[str], program: System) -> list[str]:
-    """Return what differs between two command lines, but for where they were started and write to.
+    """Return how two command lines differ, apart from paths and the flags for records and checkpoints.
 
     Args:
       recorded: the command in a run record.
@@ -205,8 +205,8 @@ def changes(recorded: list[str], planned: list[str], program: System) -> list[st
       program: what both start.
 
     Returns:
-      For each flag that differs, such as `--num-steps 32, now 16`; nothing also if the recorded command is of
-      another program, so that they cannot be compared.
+      A text for each flag that differs, such as `--num-steps 32, now 16`; none if the recorded command is of
+      another program, because the two cannot be compared then.
     """
     before, now = _identity(recorded, program), _identity(planned, program)
     if before is None or before == now:

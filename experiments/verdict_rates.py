@@ -99,7 +99,7 @@ def _opposite(rng: np.random.Generator, runs: int, env: int) -> Scores:
 
 
 def _outer(rng: np.random.Generator, runs: int, env: int) -> Scores:
-    """A quarter of the games, the worst, falls to 0."""
+    """Every fourth game, beginning with the first, falls to 0."""
     level = 1.0 + env
     return normal(rng, runs, level), normal(rng, runs, level if env % 4 else 0.0)
 

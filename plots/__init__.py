@@ -1,1 +1,1 @@
-"""Figures: one module per kind, each draws one table of results and computes no statistics."""
+"""Figures: one module per kind. Each draws one table of results, which `analysis` computes."""

@@ -59,11 +59,11 @@ class Audit(msgspec.Struct, kw_only=True):
 
     Attributes:
       archive: name of the file.
-      sha256: of it.
-      segments: of each run that were to be repeated.
-      seed: that drew them.
-      tables: what differs between the page and its tables made again; "" if nothing does.
-      seconds: that each part took.
+      sha256: SHA-256 of the file.
+      segments: number of segments to repeat of each run.
+      seed: seed that drew the segments.
+      tables: first difference between the page and the one made from the records; "" if there is none.
+      seconds: duration of each part.
       runs: outcome of each run, by its name.
     """
 

@@ -1,6 +1,5 @@
 """Reads run records (docs/run-record.md) into tables."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
@@ -210,10 +209,3 @@ def steady_sps(step: np.ndarray, wall_time: np.ndarray, skipped: int = SKIPPED_U
         return float("nan")
     seconds = wall_time[-1] - wall_time[skipped - 1]
     return float((step[-1] - step[skipped - 1]) / seconds) if seconds > 0 else float("nan")
-
-
-def is_record(path: Path) -> bool:
-    """Whether a path is a run record or holds one."""
-    return path.name == "run.json" or any(
-        "run.json" in files for _, _, files in os.walk(path, followlinks=True)
-    )

@@ -74,7 +74,7 @@ class Accumulator:
         return self._version
 
     def generation(self) -> int:
-        """Return the number of this peer's generation of the group, with which gradients are lost."""
+        """Return the number of the group's generation; gradients in transit are lost when it changes."""
         return self._group.generation.number
 
     def connected(self) -> bool:

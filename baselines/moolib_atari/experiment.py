@@ -55,7 +55,7 @@ class Piece(NamedTuple):
     actor: int  # environment batch, over all peers
     number: int  # of its unroll, from 1
     columns: slice
-    wall_time: float  # when the unroll was complete
+    wall_time: float  # seconds since the run started, when the unroll was complete
 
 
 class EnvBatch:
@@ -136,8 +136,8 @@ class LearnBatcher:
         """Begin empty.
 
         Args:
-          size: environments of a batch.
-          largest: environments of all unrolls that wait, from which on it is full.
+          size: number of environments in a batch.
+          largest: number of environments in all waiting unrolls at which the batcher is full.
         """
         self._size = size
         self._largest = largest

@@ -56,9 +56,9 @@ def act_with_annealed_epsilon(
     last_epsilon: float,
     anneal_steps: float,
 ) -> Decision:
-    """Act epsilon-greedily, with an epsilon that falls linearly from 1 within so many steps of the run.
+    """Act epsilon-greedily; epsilon falls linearly from 1 to `last_epsilon` in `anneal_steps` of the run.
 
-    The steps of the run are taken to be those of this worker times the number of workers.
+    The steps of the run are estimated as those of this worker times the number of workers.
     """
     done = min(1.0, moment.steps * moment.num_workers / anneal_steps)
     epsilon = 1 + (last_epsilon - 1) * done

@@ -90,8 +90,9 @@ def plan_by_cem(
       obs: [B, D].
       mean: [B, H, size], of the first plans.
       rng: for the plans.
-      plans: in each iteration.
-      elites: of these, the ones with the highest returns, whose mean and standard deviation the next have.
+      plans: number of plans that are sampled in each iteration.
+      elites: number of plans with the highest returns. The next iteration samples with their mean and
+        standard deviation, smoothed by `SMOOTHING`.
       iterations: of sampling and selection.
     """
     std = torch.full_like(mean, FIRST_STD)

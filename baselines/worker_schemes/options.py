@@ -100,7 +100,8 @@ class Args:
     gamma: Hyper[Share | None] = None
     """Discount factor; by default 0.99, of SAC 0.98, of R2D2 0.997."""
     max_grad_norm: Hyper[Positive | None] = None
-    """Largest global norm of what is applied; by default 0.5 (PPO, A2C), 40 (IMPALA, MPO, R2D2)."""
+    """Largest global norm of an applied gradient; by default 0.5 (PPO, A2C), 40 (IMPALA, MPO, R2D2) or, of
+    the others, 1e9, which clips nothing."""
     ent_coef: Hyper[NotNegative] = 0.01
     """Coefficient of the entropy (PPO, IMPALA, A2C)."""
     vf_coef: Hyper[NotNegative | None] = None
@@ -131,7 +132,7 @@ class Args:
     noise_clip: Hyper[NotNegative] = 0.5
     """TD3: largest noise in target actions, in the same unit."""
     policy_every: Hyper[Count] = 2
-    """TD3: updates of the critics for each of the policy and of the targets."""
+    """TD3: updates of the critics per update of the policy and the targets."""
     action_samples: Hyper[Count] = 20
     """MPO: actions that are drawn for each observation."""
     mpo_epsilon: Hyper[Positive] = 0.1

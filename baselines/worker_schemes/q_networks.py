@@ -113,8 +113,8 @@ class QNetwork(nn.Module):
           hiddens: widths of the dense layers; the last one is that of each stream.
           dueling: a stream for the value of the observation, and one for advantages.
           noisy: noisy layers in the streams.
-          support: returns of the atoms of a distribution (https://arxiv.org/abs/1707.06887); one, which
-            does not matter, for expected returns.
+          support: returns of the atoms of a distribution (https://arxiv.org/abs/1707.06887); for expected
+            returns a single number, which is not used.
         """
         super().__init__()
         self.trunk = make_trunk(name, obs_shape, hiddens[:-1])

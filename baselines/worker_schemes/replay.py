@@ -143,7 +143,7 @@ class SumTree:
 
 
 class ReplayStorage:
-    """A replay buffer of items cut from rollouts; a fixed number of batches is sampled after each insertion.
+    """A replay buffer of items cut from rollouts; it gives a fixed number of batches per inserted rollout.
 
     Sampling is uniform; prioritized (https://arxiv.org/abs/1511.05952, section 3.3): in proportion to a power
     of an item's last error; or emphasizes recent experience (https://arxiv.org/abs/1906.04009): evenly

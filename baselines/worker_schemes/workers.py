@@ -278,8 +278,8 @@ class GradientWorker:
 class Update(NamedTuple):
     """An update, and what is recorded of it."""
 
-    version: int  # that it made
-    steps: int  # of the environments, that were learned from so far
+    version: int  # of the parameters after it
+    steps: int  # agent steps that were learned from so far
     gradients: list[Gradient]  # whose mean was applied
     grad_norm: float  # of that mean, before clipping
     learning_rate: float

@@ -70,7 +70,7 @@ def read_golden(path: Path) -> Golden:
 
 
 def train(name: str, folder: Path) -> Trial:
-    """Train the configuration of a name."""
+    """Train the configuration of the given name, such as `ppo sync Breakout-v5 nature`."""
     configuration = Configuration(*name.split())
     script = Path(certify.__file__).parents[1] / f"cleanba_{configuration.algo}.py"
     options = certify.training_options(certify.Args(processors=True), configuration)
@@ -102,7 +102,7 @@ def processor() -> str:
 
 
 def report(versions: dict[str, str], golden: Golden) -> list[str]:
-    """Return the lines that a report of other bits needs."""
+    """Return the lines to print, and to report, if this machine computes different bits."""
     others = {
         name: f"{versions.get(name, 'none')} here, {version} expected"
         for name, version in golden.versions.items()

@@ -25,10 +25,10 @@ def fingerprints(run: Run) -> list[tuple[int, str | None]]:
 
 
 def first_difference(reference: Run, other: Run) -> Difference | None:
-    """Compare all of two records that must not depend on the layout.
+    """Compare everything in two records that must not depend on the layout.
 
-    Compared are, in this order, the chain of parameter fingerprints, the episodes, the policy-lag records
-    and the recorded actions.
+    In this order: the chain of parameter fingerprints, the episodes, the policy-lag records and the recorded
+    actions.
 
     Returns:
       The first difference, or None if the records agree.

@@ -53,14 +53,14 @@ class Outcome(msgspec.Struct, kw_only=True):
         checkable": its training was not repeated; its episodes may have been verified. "failed": the
         check ended abnormally.
       reason: why it is not verified, in one line.
-      episodes: simulated and compared.
-      recorded: episodes of the record; more if its actions end before them.
-      steps: of them.
-      updates: made again.
-      segments: drawn and repeated, from the first update to the last.
-      all_segments: of the run, which the checkpoints in the record cut it into.
-      missed: by share of falsified updates, the largest chance that no drawn segment has one.
-      seconds: that the check took.
+      episodes: number of episodes simulated and compared.
+      recorded: number of episodes in the record; larger than `episodes` if the actions end first.
+      steps: number of agent steps simulated, over all environments, reset steps included.
+      updates: number of updates repeated.
+      segments: first and last update of each segment that was drawn and repeated.
+      all_segments: number of segments into which the recorded checkpoints divide the run.
+      missed: share of falsified updates -> the largest chance that no drawn segment contains one.
+      seconds: duration of the check.
     """
 
     verdict: Verdict
@@ -89,11 +89,12 @@ def judge(
 
     Args:
       run: the record; somebody else may have written it.
-      segments: to draw and repeat.
-      seed: draws them; every run has draws of its own.
-      module: repeats the updates of systems that do not come with the toolkit, see
+      segments: number of segments to draw and repeat.
+      seed: seed of the draw, which also depends on the name of the run's folder.
+      module: module that repeats the updates of systems that do not come with the toolkit, see
         `verification.repetition`.
-      threads: of EnvPool; by default one per core.
+      threads: EnvPool threads, if no update is repeated; by default one per core, at most one per
+        environment.
       published: the record is a published copy, without logs and the like.
       progress: show a progress bar.
     """
@@ -101,11 +102,11 @@ def judge(
     outcome = Outcome(verdict="verified")
     try:
         if published and run.info.status == "running":
-            raise Mismatch("run.json: a run that goes on is not published")
+            raise Mismatch("run.json: a published run cannot have the status 'running'")
         info = run.info
         name = run_name(info.system, info.setting, info.env_id, info.seed)
         if published and run.path.name != name:
-            raise Mismatch(f"run.json: it is that of {name}")
+            raise Mismatch(f"run.json: the folder of this run should be named {name}")
         if run.info.num_actions is UNSET:
             if run.info.program in MODULES or schedule_of(run) is not None:
                 raise Mismatch("run.json: its program records actions, and there are none")

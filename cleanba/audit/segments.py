@@ -44,20 +44,20 @@ class Replayed(NamedTuple):
 
 
 class Repeated(NamedTuple):
-    """One update, made again."""
+    """One repeated update."""
 
     rollout: Replayed
-    metrics: dict[str, Any]  # fields of the row `Update`, those that depend on time left out
+    metrics: dict[str, Any]  # fields of `record.Update`, without those that depend on time
 
 
 class Repetition(Protocol):
-    """A run whose updates can be made again, from its beginning. What an audit needs of a system."""
+    """What an audit needs of a system: a run whose updates can be repeated, from its beginning."""
 
     def replay(self, actions: np.ndarray) -> Replayed:
         """Step the environments through the recorded actions [T, N] of the next rollout."""
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the learner's state from the arrays of a checkpoint, after as many updates as there were.
+        """Load the learner's state from the arrays of the checkpoint that was saved after the updates so far.
 
         Raises:
           RecordError: with one line, if they are not those of this run's network and optimiser.
@@ -84,9 +84,9 @@ class Segment(NamedTuple):
 
 
 def segments_of(run: Run, updates: Sequence[Update]) -> list[Segment]:
-    """Return the segments of a run, in their order: it is cut at the checkpoints that are in the record.
+    """Return the segments of a run, in order. They are divided by the checkpoints that the record holds.
 
-    Other digests of checkpoints are compared inside a segment.
+    Checkpoints of which only the digest is recorded do not divide segments; their digests are compared.
     """
     cuts = [
         number
@@ -114,9 +114,9 @@ def chance_of_missing(share: float, segments: Sequence[Segment], drawn: int) -> 
     The falsified updates are in as few segments as can hold them, the longest.
 
     Args:
-      share: of the run's updates that are falsified, more than 0.
-      segments: of the run.
-      drawn: how many of them were, without replacement.
+      share: share of the run's updates that are falsified, more than 0.
+      segments: all segments of the run.
+      drawn: number of segments that were drawn, without replacement.
     """
     lengths = sorted((end - start for start, end in segments), reverse=True)
     held = np.cumsum(lengths)

@@ -90,7 +90,7 @@ def shape_of(run: Run) -> Shape:
     """Return the shape of a record's actions.
 
     Raises:
-      BadInput: if it has no actions, or its numbers are not those of a run.
+      BadInput: if it has no actions, or a hyperparameter is missing or out of range.
     """
     if run.info.num_actions is UNSET:
         raise BadInput(f"{run.path}: a record without actions (no 'num_actions')")

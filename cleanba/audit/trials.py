@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 
     setting: Setting
     seconds: float
-    run: Run | None  # the record, if one was written
+    run: Run | None  # the record; None if a process failed or no record was written
     error: str | None
 
 

@@ -1,4 +1,4 @@
-"""Compares a record with the simulation of its actions, and with updates that are made again."""
+"""Compares a record with a simulation of its actions, and with repetitions of its updates."""
 
 import contextlib
 import importlib
@@ -42,7 +42,7 @@ class Verified(NamedTuple):
     steps: int
     rollouts: int
     recorded: int  # episodes of the record; more than `episodes` if its actions end before them
-    updates: int  # made again
+    updates: int  # number of updates repeated
 
 
 def repetition(run: Run, module: str | None = None) -> Repetition:
@@ -109,7 +109,7 @@ def check_whole(run: Run, published: bool = False) -> int:
       published: it is a published copy, without logs and the like.
 
     Returns:
-      The number of rollouts. Of a run that did not complete, those whose rows were written, too.
+      The number of rollouts; for an incomplete run, of those whose actions and rows were both written.
 
     Raises:
       Mismatch: with the first problem.
@@ -153,11 +153,11 @@ def verify(
     published: bool = False,
     progress: bool = False,
 ) -> Verified:
-    """Compare a record with the simulation of its actions, and with some of its updates made again.
+    """Compare a record with the simulation of its actions, and some of its updates with their repetitions.
 
     Args:
       run: the record.
-      simulation: of the run, at its beginning. It is closed.
+      simulation: of the run, at its beginning; this function closes it.
       segments: to be repeated, in their order; they need a `Repetition`.
       published: see `check_whole`.
       progress: show a progress bar.

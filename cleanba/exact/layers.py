@@ -1,7 +1,7 @@
 """Operations of networks: dense layers, convolutions, pooling, orthogonal initialization.
 
-Each takes `portable`. With it, products and their gradients are computed by kernels.cc, with the same bits on
-every processor; it needs a CPU. Without it they are jax's own.
+Functions of products take `portable`. With it, kernels.cc computes the products and their gradients, with the
+same bits on every processor; this needs a CPU. Without it, jax computes them.
 """
 
 import functools

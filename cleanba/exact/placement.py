@@ -139,7 +139,8 @@ def plan(hardware: Hardware, num_groups: int, process: int, num_processes: int) 
       The placement of this process's groups.
 
     Raises:
-      ValueError: with one line, if there are more processes, threads or devices than groups.
+      ValueError: with one line, if the processes do not divide the groups evenly, device ids are missing,
+        negative or repeated, or a process has more actor threads or learner devices than groups.
     """
     if num_groups % num_processes:
         raise ValueError(

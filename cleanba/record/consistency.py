@@ -63,7 +63,7 @@ class Schedule(NamedTuple):
 
     num_steps: int
     num_envs: int
-    num_collectors: int  # rows of each rollout, for as many environments each
+    num_collectors: int  # rows of each rollout; each covers an equal share of the environments
     lag: int  # of the acting policy, in updates: 0 or, from the second rollout on, 1
 
     @property

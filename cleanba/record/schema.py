@@ -149,7 +149,7 @@ FILE_OF_ROW: dict[type[Row], str] = {
     Update: "updates.jsonl",
 }
 
-# The files that a checkpoint has the sizes of, and that resuming from it cuts to them.
+# Files whose sizes a checkpoint stores; resuming from it truncates them to these sizes.
 CUT_FILE = r"^(episodes\.jsonl|rollouts\.jsonl|updates\.jsonl|actions/rollouts\.bin"
 CUT_FILE += r"|tensorboard/events\.out\.tfevents\.[0-9]+\.cleanba)\Z"
 CutFile = Annotated[str, Meta(pattern=CUT_FILE)]

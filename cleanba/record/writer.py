@@ -59,7 +59,8 @@ class RunWriter:
         """Create the folder and its `run.json`.
 
         Args:
-          directory: folder of the run; it must not exist, or hold no run, unless `overwrite` is given.
+          directory: folder of the run; it must not exist or must be empty, unless it holds a run and
+            `overwrite` is given.
           info: what the run is and how it was started; the writer sets `started` to the present time if it
             is not set, sets `ended`, `status`, `error` and `files`, and blanks secrets in `command`.
           overwrite: delete the record of an earlier run in that folder.
@@ -257,11 +258,13 @@ def _signal_name(exit_code: object) -> str:
 
 
 def check_writable(directory: Path, overwrite: bool) -> None:
-    """Refuse a folder that already holds something.
+    """Refuse a folder that already holds something; delete one that is empty.
+
+    A folder with nothing but a temporary `run.json` counts as empty.
 
     Raises:
-      RecordError: if the folder holds something and `overwrite` is not given, or if it holds
-        something that is not a run record, which `overwrite` does not delete either.
+      RecordError: if the folder holds a run record and `overwrite` is not given, if a process is writing
+        that record, or if the folder holds something that is not a run record.
     """
     if not directory.exists():
         return

@@ -26,7 +26,7 @@ class RunOptions:
     study: str = "default"
     """Study that the run belongs to: its record is in <runs-dir>/<study>/."""
     exp_name: str | None = None
-    """Name of the experiment: that of the system in the record; by default the trainer's own."""
+    """Name of the system in the record; by default the trainer's own."""
     setting: str | None = None
     """Name of the hardware setting; by default made from the settings themselves."""
     overwrite: bool = False
@@ -40,7 +40,7 @@ class LogOptions:
     """How much is logged."""
 
     log_frequency: Count = 10
-    """Updates between two points in TensorBoard, and where a run is tracked (the record has them all)."""
+    """Updates between two points in TensorBoard and Weights & Biases (the record has every update)."""
     fingerprint_every: Count = 10
     """Updates between two fingerprints (SHA-256) of the parameters in the record."""
 
@@ -151,7 +151,8 @@ def check_run(
       check_env_id: refuses an environment that is unknown, by default to EnvPool.
 
     Raises:
-      ValueError: with one line, for a bad name, an unknown environment or a seed out of range.
+      ValueError: with one line, for a bad name, an unknown environment, a seed out of range, or a
+        `runs_dir` that is not a writable folder.
       RecordError: if there is a record already and `overwrite` is not given.
     """
     _check_name("--study", run.study)

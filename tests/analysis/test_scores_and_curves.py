@@ -147,6 +147,21 @@ def test_a_score_says_how_many_episodes_are_behind_it(write_run, episodes, windo
     assert found["score"].item() == np.arange(episodes)[-behind:].mean()
 
 
+def test_episodes_after_a_step_are_not_behind_its_score(write_run):
+    tables = read_records([write_run(returns=np.arange(200.0))])
+    at = np.sort(tables.curves["step"])[29]
+    found = scores.final_scores(tables, scores.Rule(step=at))
+    assert found["episodes"].item() == 30
+    assert found["score"].item() == np.arange(30).mean()
+
+
+def test_a_row_that_averages_episodes_counts_them_all(write_run):
+    tables = read_records([write_run(returns=np.arange(5.0))])
+    for each, behind in ((8.0, 40), (50.0, 100)):
+        rows = tables._replace(curves=tables.curves.assign(episodes=each))
+        assert scores.final_scores(rows)["episodes"].item() == behind
+
+
 def test_a_curve_is_the_mean_of_the_last_episodes_and_is_never_drawn_on():
     at = np.array([10, 20, 30])
     returns = np.array([1.0, 2.0, 6.0])

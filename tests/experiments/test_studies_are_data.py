@@ -5,6 +5,7 @@ import sys
 import tomllib
 
 import pytest
+from msgspec.structs import replace
 
 from baselines import cleanrl_ppo, hts_rl
 from cleanba import cleanba_impala, cleanba_ppo, preparation
@@ -13,7 +14,14 @@ from cleanba.run.command_line import parse
 from cleanba.run.options import CheckpointOptions, checkpoint_interval
 from experiments import launch, pool, systems
 from experiments.flag_check import check_flags
-from experiments.study import StudyError, check_systems, find_study, load_study, study_names
+from experiments.study import (
+    StudyError,
+    check_systems,
+    explain,
+    find_study,
+    load_study,
+    study_names,
+)
 
 STUDY = """
 title = "A study"
@@ -540,3 +548,10 @@ def test_the_quickstart_study_compares_what_it_says():
     for run in small:
         twin = [other for other in small if other._replace(setting=run.setting) == run]
         assert len(twin) == 2
+
+
+def test_threads_are_explained_for_each_of_several_actor_devices():
+    one = load_study(find_study("quickstart")).runs[0].setting
+    two = replace(one, actor_device_ids=(0, 1), num_actor_threads=2)
+    assert "2 actor threads, " in explain(replace(two, actor_device_ids=(0,)))
+    assert "2 actor threads per actor device, " in explain(two)
