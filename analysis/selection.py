@@ -85,14 +85,18 @@ def shared_environments(scores: pd.DataFrame, column: str = "normalized") -> Sha
       scores: as `scores.final_scores` returns them.
       column: `normalized` or `score`.
     """
-    present = scores.dropna(subset=[column])
-    who = present["system"].astype(str) + ", " + present["setting"].astype(str)
-    have = present["env_id"].astype(str).groupby(who).agg(set)
+    _, have = _environments_of(scores.dropna(subset=[column]))
     if have.empty:
         return Shared([], {})
     every, shared = set.union(*have), set.intersection(*have)
     lacking = {name: sorted(every - envs) for name, envs in have.items() if envs != every}
     return Shared(sorted(shared), lacking)
+
+
+def _environments_of(scores: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return the name of each score's system and setting, and name -> the set of its environments."""
+    who = scores["system"].astype(str) + ", " + scores["setting"].astype(str)
+    return who, scores["env_id"].astype(str).groupby(who).agg(set)
 
 
 def over_shared(scores: pd.DataFrame) -> tuple[pd.DataFrame, Shared]:
@@ -154,8 +158,7 @@ def comparable(tables: Tables) -> Comparable:
     scores = final_scores(tables).dropna(subset=["normalized"])
     if scores.empty:
         return Comparable(None, [], [])
-    who = scores["system"].astype(str) + ", " + scores["setting"].astype(str)
-    have = scores["env_id"].astype(str).groupby(who).agg(set)
+    who, have = _environments_of(scores)
     every, shared = set.union(*have), set.intersection(*have)
     whole = set(have.index[have == every])
     if len(shared) > 1 and len(shared) * len(have) >= len(every) * len(whole):

@@ -49,7 +49,7 @@ def draw(
             panel.margins(x=0.12)
             panel.xaxis.get_major_locator().set_params(nbins=4)
             if small:
-                _shrink(panel)
+                style.shrink(panel)
         if small:
             style.systems_and_settings_legend(figure, look, scores)
         has_bars = any(map(_has_bar, scores.itertuples()))
@@ -91,10 +91,3 @@ def _draw_row(panel: Axes, row, position: float, look: style.Look, small: bool) 
 
 def _has_bar(row) -> bool:  # noqa: ANN001
     return np.isfinite(row.low) and not row.runs < FEW_RUNS  # of published scores, runs is NaN
-
-
-def _shrink(panel: Axes) -> None:
-    panel.set_title(panel.get_title().removesuffix("-v5"), fontsize=6.5, pad=2)
-    panel.set_xlabel("")
-    panel.tick_params(labelsize=5, length=2, pad=1)
-    panel.xaxis.get_major_locator().set_params(nbins=2)

@@ -162,10 +162,7 @@ def _has_several(runs: pd.DataFrame | None) -> bool:
 
 
 def _shrink(panel: Axes) -> None:
-    panel.set_title(panel.get_title().removesuffix("-v5"), fontsize=6.5, pad=2)
-    panel.set_xlabel("")
-    panel.tick_params(labelsize=5, length=2, pad=1)
-    panel.xaxis.get_major_locator().set_params(nbins=2)
+    style.shrink(panel)
     if panel.get_yscale() == "log":
         panel.yaxis.get_major_locator().set_params(numticks=3)
     else:

@@ -380,6 +380,14 @@ def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str 
     )
 
 
+def shrink(panel: Axes) -> None:
+    """Make room in a panel of many: small labels, few ticks, no label of the x axis."""
+    panel.set_title(panel.get_title().removesuffix("-v5"), fontsize=6.5, pad=2)
+    panel.set_xlabel("")
+    panel.tick_params(labelsize=5, length=2, pad=1)
+    panel.xaxis.get_major_locator().set_params(nbins=2)
+
+
 def source_line(figure: Figure, text: str) -> None:
     """Write the number of seeds and the source of the data below the panels, wrapped to its width."""
     width = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
