@@ -101,7 +101,8 @@ class Args:
     algorithm: Hyper[Literal["a2c", "ppo"]] = "a2c"
     """Learning algorithm."""
     schedule: Hyper[Literal["hts", "synchronous"]] = "hts"
-    """HTS-RL, or the synchronous baseline: all environments step together, and wait for the learner."""
+    """HTS-RL, or the synchronous baseline: all environments step together, and wait for the learner. The
+    baseline uses neither --correction nor --num-actors."""
     correction: Hyper[Literal["delayed-gradient", "truncated-is", "none"]] = "delayed-gradient"
     """Correction for data that are one update old (table A1): compute the gradient at the parameters that
     collected them, weight them by importance ratios of at most 1, or nothing."""

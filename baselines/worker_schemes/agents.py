@@ -176,7 +176,11 @@ def _control(args: "Args", control: Control) -> tuple[Callable[[], nn.Module], A
         )
         make = partial(DynamicsEnsemble, size, bounds, hiddens, args.members)
         return make, Algorithm(model_loss, make_optimizer, no_target_networks), "mlp"
-    rates = {"critic_lr": args.learning_rate, "policy_lr": args.policy_lr}
+    optimizer = {
+        "critic_lr": args.learning_rate,
+        "policy_lr": args.policy_lr,
+        "eps": args.optimizer_eps,
+    }
     if args.agent == "mpo":
         loss = partial(
             mpo_loss,
@@ -184,12 +188,12 @@ def _control(args: "Args", control: Control) -> tuple[Callable[[], nn.Module], A
             epsilon_mean=args.mpo_epsilon_mean,
             epsilon_std=args.mpo_epsilon_std,
         )
-        make_optimizer = partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **rates)
+        make_optimizer = partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **optimizer)
         after_step = partial(move_targets_every, every=args.target_every)
         make = partial(GaussianNetwork, size, bounds, hiddens)
         return make, Algorithm(loss, make_optimizer, after_step), "mlp"
     if args.agent == "sac":
-        make_optimizer = partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **rates)
+        make_optimizer = partial(make_actor_critic_adam, alpha_lr=args.alpha_lr, **optimizer)
         make = partial(SACNetwork, size, bounds, hiddens, args.initial_alpha)
         return (
             make,
@@ -206,7 +210,7 @@ def _control(args: "Args", control: Control) -> tuple[Callable[[], nn.Module], A
             noise_clip=args.noise_clip,
             policy_every=every,
         ),
-        partial(make_actor_critic_adam, **rates),
+        partial(make_actor_critic_adam, **optimizer),
         partial(move_targets_every, every=every, polyak=args.polyak),
     )
     return make, algorithm, "mlp"

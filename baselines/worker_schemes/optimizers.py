@@ -16,7 +16,12 @@ def make_rmsprop(network: nn.Module, *, learning_rate: float, eps: float) -> tor
 
 
 def make_actor_critic_adam(
-    network: nn.Module, *, critic_lr: float, policy_lr: float, alpha_lr: float | None = None
+    network: nn.Module,
+    *,
+    critic_lr: float,
+    policy_lr: float,
+    alpha_lr: float | None = None,
+    eps: float,
 ) -> torch.optim.Optimizer:
     """Return Adam with separate learning rates for critics, policy and, of SAC and MPO, multipliers.
 
@@ -28,4 +33,4 @@ def make_actor_critic_adam(
     ]
     if alpha_lr is not None:
         groups.append({"params": network.duals(), "lr": alpha_lr})
-    return torch.optim.Adam(groups)
+    return torch.optim.Adam(groups, eps=eps)

@@ -94,7 +94,7 @@ class Args:
     (A2C), 1e-4 (DQN, R2D2, MPO), 6.25e-5 (Rainbow) or 1e-3 (DDPG, TD3, SAC; MPC's models)."""
     optimizer_eps: Hyper[NotNegative | None] = None
     """Epsilon of the optimiser; by default 1e-5 (Adam of PPO, RMSProp of A2C), 0.01 (RMSProp of IMPALA),
-    1e-8 (Adam of DQN, MPC), 1.5e-4 (Adam of Rainbow) or 1e-3 (Adam of R2D2)."""
+    1e-8 (Adam of DQN and of continuous actions), 1.5e-4 (Adam of Rainbow) or 1e-3 (Adam of R2D2)."""
     anneal: Hyper[bool] = True
     """Anneal the learning rate, and PPO's clipping, linearly to 0; never with a replay buffer."""
     gamma: Hyper[Share | None] = None
@@ -255,7 +255,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 # Ape-X's DQN is double and dueling, with returns of three steps and priorities from the actors.
 APE_X_DEFAULTS = {
     "dqn": {"double": True, "dueling": True, "n_step": 3, "first_priorities": "actors"},
-    "rainbow": {"first_priorities": "actors"},
 }
 # Steps of a minibatch in a full rollout: some only reset an environment, and PPO normalizes over the others.
 LEAST_STEPS = {"ppo": 8, "a2c": 2}
@@ -295,6 +294,13 @@ def complete(args: Args) -> Args:
     values = {"first_priorities": "largest"} | DEFAULTS[agent]
     if args.scheme == "ape-x":
         values |= APE_X_DEFAULTS.get(agent, {})
+    if (args.num_atoms or values.get("num_atoms", 1)) > 1:
+        # Learners of distributions have divergences as priorities, on another scale than the actors' errors.
+        values["first_priorities"] = "largest"
+        if args.first_priorities == "actors":
+            raise ValueError(
+                "--first-priorities actors: only without a distribution (--num-atoms 1)"
+            )
     if storage != "per":
         values = {name: value for name, value in values.items() if name not in OF_PRIORITIES}
     for flag, given in (("--storage her", storage == "her"), ("--agent mpc", agent == "mpc")):

@@ -401,10 +401,24 @@ def completed(agent, **said):
     return options.complete(options.Args(agent=agent, **said))
 
 
+@pytest.mark.parametrize("agent", ["sac", "td3", "ddpg", "mpo", "mpc"])
+def test_the_optimizer_s_epsilon_is_that_of_continuous_actions_too(tmp_path, agent):
+    args = parsed(
+        options.Args, agent=agent, env_id="Pendulum-v1", optimizer_eps=0.125, runs_dir=tmp_path
+    )
+    worker = make_update_worker(options.prepare(args))
+    assert {group["eps"] for group in worker._optimizer.param_groups} == {0.125}
+
+
 def test_ape_x_is_as_published_where_the_algorithm_can_be():
     ours = completed("dqn", scheme="ape-x")
     assert (ours.storage, ours.actor, ours.first_priorities) == ("per", "ape-x", "actors")
     assert (ours.double, ours.dueling, ours.n_step, ours.priority_exponent) == (True, True, 3, 0.6)
+    for distributional in (
+        completed("rainbow", scheme="ape-x"),
+        completed("dqn", scheme="ape-x", num_atoms=51),
+    ):
+        assert (distributional.actor, distributional.first_priorities) == ("ape-x", "largest")
     of_sac = completed("sac", scheme="ape-x")
     assert (of_sac.storage, of_sac.actor) == ("per", "squashed-gaussian")
     assert (of_sac.first_priorities, of_sac.n_step) == ("largest", 1)

@@ -940,6 +940,10 @@ def test_a_run_without_an_address_joins_no_cluster(on_ray, tmp_path, monkeypatch
             },
             "--first-priorities actors: --agent sac has no action values",
         ),
+        (
+            {"agent": "rainbow", "first_priorities": "actors"},
+            "--first-priorities actors: only without a distribution",
+        ),
         ({"value_range": (1.0, 1.0)}, "--value-range 1 1: the first must be smaller"),
         ({"collection_workers": -1}, "--collection-workers -1: must be 0 or more"),
         ({"setting": "a/b"}, "--setting 'a/b': becomes part of a folder's name"),
