@@ -53,8 +53,9 @@ def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) ->
       episodes: number of consecutive episodes that the mean is over.
 
     Returns:
-      system, setting, env_id, target, runs, reached (number of runs that did), steps, seconds (one
-      per run; infinite if it did not reach the target).
+      system, setting, env_id, target, runs, reached (number of runs that did), fallen (of these, the
+      number whose final score is below the target), steps, seconds (one per run; infinite if it did not
+      reach the target).
     """
     rows = []
     for env_id, target in targets.items():
@@ -68,8 +69,12 @@ def target_table(tables: Tables, targets: Mapping[str, float], episodes: int) ->
                 (*group[f"required_{what}_{target:g}"].astype(float), *never)
                 for what in ("step", "time")
             )
-            rows.append((*key, target, count, int(np.isfinite(steps).sum()), steps, seconds))
-    return pd.DataFrame(rows, columns=[*GROUP, "target", "runs", "reached", "steps", "seconds"])
+            reached = np.isfinite(steps)
+            below = (*(group["final_metric"] < target), *(False for _ in never))
+            fallen = int((reached & below).sum())
+            rows.append((*key, target, count, int(reached.sum()), fallen, steps, seconds))
+    columns = ["target", "runs", "reached", "fallen", "steps", "seconds"]
+    return pd.DataFrame(rows, columns=[*GROUP, *columns])
 
 
 def aggregate_table(tables: Tables | None, window: int = EPISODES) -> pd.DataFrame:

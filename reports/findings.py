@@ -80,7 +80,7 @@ def _processes(study: StudyRuns, systems: Collection[str], settings: Collection[
 
 
 def _targets(study: StudyRuns) -> Sentences:
-    """How many runs reached their target return."""
+    """How many runs reached their target return, and which ended below it."""
     asked = study.plan.targets if study.plan else {}
     table = study_tables.target_table(study.done, asked, study.score_episodes)
     if not len(table):
@@ -89,15 +89,22 @@ def _targets(study: StudyRuns) -> Sentences:
     made = set(table["env_id"])
     targets = ", ".join(f"{asked[env_id]:,g} on {env_id}" for env_id in sorted(made))
     yield f"{reached} of {_count(runs, 'run')} reached the target return ({targets})."
-    missed = [
-        f"{_who(study, row)} on {row.env_id} ({row.reached} of {row.runs})"
-        for row in table.itertuples()
-        if row.reached < row.runs
+    missed = table[table["reached"] < table["runs"]]
+    yield from _counted(study, "Missed by", missed, "reached", "runs")
+    fallen = table[table["fallen"] > 0]
+    yield from _counted(study, "Below it again at the end:", fallen, "fallen", "reached")
+
+
+def _counted(study: StudyRuns, what: str, rows: pd.DataFrame, part: str, whole: str) -> Sentences:
+    """One sentence on how many runs of each result something is true of; none without rows."""
+    named = [
+        f"{_who(study, row)} on {row.env_id} ({getattr(row, part)} of {getattr(row, whole)})"
+        for row in rows.itertuples()
     ]
-    if len(missed) > MOST_NAMED:
-        yield f"Missed by runs of {len(missed)} of {len(table)} results, such as {missed[0]}."
-    elif missed:
-        yield f"Missed by {'; '.join(missed)}."
+    if len(named) > MOST_NAMED:
+        yield f"{what} runs of {len(named)} results, such as {named[0]}."
+    elif named:
+        yield f"{what} {'; '.join(named)}."
 
 
 def _verdicts(study: StudyRuns) -> Sentences:

@@ -259,14 +259,14 @@ def targets(study: StudyRuns) -> Section | None:
     for row in in_order(frame).itertuples():
         missed = row.reached < row.runs
         reached = Cell(str(row.reached), row.reached, "bad") if missed else row.reached
+        fallen = Cell(str(row.fallen), row.fallen, "bad") if row.fallen else row.fallen
         steps = cells.each(row.steps, 0)
-        rows.append(
-            (*names(row), finite(row.target), row.runs, reached, steps, cells.span(row.seconds))
-        )
+        seconds = cells.span(row.seconds)
+        rows.append((*names(row), finite(row.target), row.runs, reached, fallen, steps, seconds))
     text = (
         f"Steps and seconds until the mean return of the last {study.score_episodes} training episodes "
-        "first reached the target."
+        "first reached the target, and how many of the runs that reached it ended below it."
     )
-    columns = ("target", "seeds", "seeds that reached it", "steps, each seed", "seconds")
+    columns = ("target", "seeds", "reached it", "ended below it", "steps, each seed", "seconds")
     found = table((*NAMES, *columns), rows)
     return Section("targets", "Steps to the target", text, table=found) if rows else None

@@ -84,6 +84,23 @@ def test_a_run_without_an_episode_has_missed_its_target(place):
     assert np.isinf(row.steps[-1])
 
 
+def test_runs_that_end_below_a_target_that_they_reached_are_named(place):
+    study_folder(place / "runs/small", ("moolib",), ("a",), ("CartPole-v1",), steps=51_200)
+    path = place / "runs/small/moolib__a__CartPole-v1__s3/episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[-100:]:
+        line["return"] = 250.0
+    rewrite(path, "".join(json.dumps(line) + "\n" for line in lines))
+    asked = find_study("learning").read_text()
+    asked = asked[: asked.index("[targets]")] + "[targets]\nCartPole-v1 = 300\n"
+    whole = find_study("learning").read_text()
+    (place / "runs/small/study.toml").write_text(asked + whole[whole.index("[settings") :])
+    assert said(place, "targets") == [
+        "3 of 3 runs reached the target return (300 on CartPole-v1).",
+        "Below it again at the end: moolib IMPALA on CartPole-v1 (1 of 3).",
+    ]
+
+
 def test_only_a_difference_names_the_environments_that_show_it():
     entry = {"drivers": ["Catch-v0"], "verdict": "different"}
     assert findings._drivers(entry) == " on Catch-v0"

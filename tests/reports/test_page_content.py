@@ -146,7 +146,7 @@ def test_a_page_says_when_runs_reached_what_the_study_asks_for(place, undrawn):
         steps.append(lines[99 + int(np.argmax(means >= 300))]["step"])
     found = rows(section(markdown, "Steps to the target"))
     (row,) = [row for row in found if row[2] == "a0-l0-t1"]
-    assert row[3:7] == ["300.0", "3", "**2**", f"{steps[0]:,}, {steps[1]:,}, –"]
+    assert row[3:8] == ["300.0", "3", "**2**", "0", f"{steps[0]:,}, {steps[1]:,}, –"]
     page = read_json(place / "site/small/result.json")
     assert page.finding[:2] == (
         "5 of 6 runs reached the target return (300 on CartPole-v1).",
