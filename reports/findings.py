@@ -89,8 +89,8 @@ def _targets(study: StudyRuns) -> Sentences:
     made = set(table["env_id"])
     targets = ", ".join(f"{asked[env_id]:,g} on {env_id}" for env_id in sorted(made))
     yield f"{reached} of {_count(runs, 'run')} reached the target return ({targets})."
-    missed = table[table["reached"] < table["runs"]]
-    yield from _counted(study, "Missed by", missed, "reached", "runs")
+    table["missed"] = table["runs"] - table["reached"]
+    yield from _counted(study, "Missed by", table[table["missed"] > 0], "missed", "runs")
     fallen = table[table["fallen"] > 0]
     yield from _counted(study, "Below it again at the end:", fallen, "fallen", "reached")
 
