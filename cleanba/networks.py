@@ -95,7 +95,8 @@ class ConvSequence(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), channels]."""
-        x = max_pool_3x3_stride_2(Conv(self.channels, self.portable)(x))
+        x = Conv(self.channels, self.portable)(x)
+        x = max_pool_3x3_stride_2(x, portable=self.portable)
         # Saved models name the block that is constructed first, the outer one, ResidualBlock_0.
         return ResidualBlock(self.channels, self.portable)(
             ResidualBlock(self.channels, self.portable)(x)

@@ -206,11 +206,11 @@ def hardware_lines(runs: pd.DataFrame) -> list[str]:
 
 
 def _compile_seconds_saved(runs: pd.DataFrame) -> list[float]:
-    """Return what the compilation cache saved, of the runs that used it."""
+    """Return what the compilation cache saved at least, of the runs that used it."""
     found = (
         one.get("compile_seconds_saved") for one in runs["hardware"] if isinstance(one, Mapping)
     )
-    return [seconds for seconds in found if isinstance(seconds, float | int) and seconds > 0]
+    return [seconds for seconds in found if isinstance(seconds, float | int) and seconds >= 0]
 
 
 def _revisions(runs: pd.DataFrame) -> list[str]:

@@ -43,8 +43,8 @@ def caveats(
         )
     if saved:
         sentences.append(
-            f"{len(saved)} of {completed} runs used the compilation cache, which saved {min(saved):.1f} to "
-            f"{max(saved):.1f} s per run."
+            f"{len(saved)} of {completed} runs used the compilation cache, which saved at least "
+            f"{min(saved):.1f} to {max(saved):.1f} s per run."
         )
     if len(problems) == 1:
         ((where, what),) = problems

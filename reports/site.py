@@ -26,7 +26,14 @@ from reports.page import Page, read_json
 from reports.study import ReportError
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "results/certificates/*.md")
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "docs/*.md",
+    "results/benchmarks.md",
+    "results/certificates/*.md",
+)
 _EXTERNAL = re.compile("[a-z]+:")
 
 
@@ -136,6 +143,8 @@ def place(source: str) -> str:
         return "index.html"
     if name == "README.md" and folder.startswith("results/"):
         return f"{folder.removeprefix('results/')}/index.html"
+    if source == "results/benchmarks.md":
+        return "docs/benchmarks.html"
     if folder == "results/certificates":
         return f"docs/certificate-{name.removesuffix('.md')}.html"
     if folder.startswith("results/") and name.endswith(".png"):

@@ -1,4 +1,4 @@
-// Matrix products and convolutions for XLA on a CPU, with the same bits on every processor.
+// Matrix products, convolutions and pooling for XLA on a CPU, with the same bits on every processor.
 //
 // An element of a result is a sum of products a[k] * b[k]. It is computed in pieces. A piece is one chain of
 // fused multiply-adds in the order of k,
@@ -14,6 +14,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -358,6 +359,117 @@ ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradien
   return ffi::Error::Success();
 }
 
+// Windows of three with stride 2 along an axis, padded as SAME. Missing elements are minus infinity.
+struct Windows {
+  Size size, count, before;
+  explicit Windows(Size size) : size(size), count((size + 1) / 2), before(((count - 1) * 2 + 3 - size) / 2) {}
+  Size first(Size window) const { return 2 * window - before; }
+};
+
+// The larger of two numbers, or NaN if one is NaN.
+ALWAYS_INLINE float larger(float a, float b) {
+  const float number = a > b ? a : b;
+  return a != a ? a : number;
+}
+
+// How much of the gradient of `largest`, the larger of a and b, a receives. Equal numbers receive half each, as in
+// jax.numpy.maximum.
+ALWAYS_INLINE float share(float a, float b, float largest) {
+  const float part = b == largest ? 0.5f : 1.0f;
+  return a == largest ? part : 0.0f;
+}
+
+// Returns row `i` of x [windows.size, n], or `missing` beyond its ends.
+template <class Float>
+ALWAYS_INLINE Float* row_or(Float* x, const Windows& windows, Size n, Size i, Float* missing) {
+  return i < 0 || i >= windows.size ? missing : x + i * n;
+}
+
+// The maximum of each window of x [windows.size, n]: y [windows.count, n].
+void max_of_windows(const float* x, const Windows& windows, Size n, const float* missing, float* __restrict y) {
+  for (Size i = 0; i < windows.count; ++i, y += n) {
+    const float* a = row_or(x, windows, n, windows.first(i), missing);
+    const float* b = row_or(x, windows, n, windows.first(i) + 1, missing);
+    const float* c = row_or(x, windows, n, windows.first(i) + 2, missing);
+#pragma omp simd
+    for (Size j = 0; j < n; ++j) y[j] = larger(larger(a[j], b[j]), c[j]);
+  }
+}
+
+// Gradient of `max_of_windows` for x, from that of its result. `ignored` is memory for n elements.
+void max_of_windows_gradient(const float* x, const float* gradient, const Windows& windows, Size n,
+                             const float* missing, float* ignored, float* result) {
+  if (windows.first(0) == 0) std::fill_n(result, n, 0.0f);
+  for (Size i = 0; i < windows.count; ++i, gradient += n) {
+    const Size first = windows.first(i);
+    const float* a = row_or(x, windows, n, first, missing);
+    const float* b = row_or(x, windows, n, first + 1, missing);
+    const float* c = row_or(x, windows, n, first + 2, missing);
+    float* __restrict of_a = row_or(result, windows, n, first, ignored);  // also c of the window before
+    float* __restrict of_b = row_or(result, windows, n, first + 1, ignored);
+    float* __restrict of_c = row_or(result, windows, n, first + 2, ignored);
+#pragma omp simd
+    for (Size j = 0; j < n; ++j) {
+      const float ab = larger(a[j], b[j]), abc = larger(ab, c[j]);
+      const float of_ab = gradient[j] * share(ab, c[j], abc);
+      of_a[j] += of_ab * share(a[j], b[j], ab);
+      of_b[j] = of_ab * share(b[j], a[j], ab);
+      of_c[j] = gradient[j] * share(c[j], ab, abc);
+    }
+  }
+}
+
+// Calls part(image, buffer, missing) for each image of x [B, H, W, C], in parallel. `missing` has W * C elements.
+template <class Part>
+void for_images(ffi::ThreadPool& pool, Input x, Size buffer_size, Part part) {
+  const auto shape = x.dimensions();
+  const Size batch = shape[0], row = shape[2] * shape[3];
+  const Size parts = number_of_parts(pool, double(batch) * shape[1] * row, batch);
+  in_parallel(pool, parts, [=](Size i) {
+    static thread_local std::vector<float> buffer, missing;
+    if (Size(buffer.size()) < buffer_size) buffer.resize(buffer_size);
+    missing.assign(row, -std::numeric_limits<float>::infinity());
+    for (Size image = batch * i / parts; image < batch * (i + 1) / parts; ++image)
+      part(image, buffer.data(), missing.data());
+  });
+}
+
+// x [B, H, W, C] max-pooled with 3x3 windows and stride 2, padded as SAME: along H, then along W.
+ffi::Error max_pool(ffi::ThreadPool pool, Input x, Output y) {
+  const auto shape = x.dimensions();
+  const Windows rows(shape[1]), columns(shape[2]);
+  const Size channels = shape[3], row = columns.size * channels;
+  const float* images = x.typed_data();
+  float* results = y->typed_data();
+  for_images(pool, x, rows.count * row, [=](Size image, float* pooled, const float* missing) {
+    max_of_windows(images + image * rows.size * row, rows, row, missing, pooled);
+    float* result = results + image * rows.count * columns.count * channels;
+    for (Size i = 0; i < rows.count; ++i)
+      max_of_windows(pooled + i * row, columns, channels, missing, result + i * columns.count * channels);
+  });
+  return ffi::Error::Success();
+}
+
+// Gradient of `max_pool` for x, from that of its result.
+ffi::Error max_pool_gradient(ffi::ThreadPool pool, Input x, Input gradient, Output result) {
+  const auto shape = x.dimensions();
+  const Windows rows(shape[1]), columns(shape[2]);
+  const Size channels = shape[3], row = columns.size * channels, half = rows.count * row;
+  const float *images = x.typed_data(), *gradients = gradient.typed_data();
+  float* results = result->typed_data();
+  for_images(pool, x, 2 * half + row, [=](Size image, float* pooled, const float* missing) {
+    float *of_pooled = pooled + half, *ignored = of_pooled + half;
+    const float* pixels = images + image * rows.size * row;
+    max_of_windows(pixels, rows, row, missing, pooled);
+    const float* of_result = gradients + image * rows.count * columns.count * channels;
+    for (Size i = 0; i < rows.count; ++i)
+      max_of_windows_gradient(pooled + i * row, of_result + i * columns.count * channels, columns, channels, missing,
+                              ignored, of_pooled + i * row);
+    max_of_windows_gradient(pixels, of_pooled, rows, row, missing, ignored, results + image * rows.size * row);
+  });
+  return ffi::Error::Success();
+}
+
 auto binding() {
   return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Input>().Arg<Input>().Ret<ffi::Buffer<ffi::F32>>();
 }
@@ -369,3 +481,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_matmul, matmul,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_convolve, convolve, binding().Attr<Size>("before").Attr<Size>("after"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_convolve_kernel_gradient, convolve_kernel_gradient,
                               binding().Attr<Size>("before").Attr<Size>("after"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_max_pool, max_pool,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Input>().Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(cleanba_max_pool_gradient, max_pool_gradient, binding());

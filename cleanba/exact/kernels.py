@@ -28,7 +28,13 @@ SOURCE = Path(__file__).with_name("kernels.cc")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fPIC", "-shared")
 # Contracted or reordered expressions would be other arithmetic (kernels.cc).
 ARITHMETIC = ("-fno-fast-math", "-ffp-contract=off")
-TARGETS = ("cleanba_matmul", "cleanba_convolve", "cleanba_convolve_kernel_gradient")
+TARGETS = (
+    "cleanba_matmul",
+    "cleanba_convolve",
+    "cleanba_convolve_kernel_gradient",
+    "cleanba_max_pool",
+    "cleanba_max_pool_gradient",
+)
 
 
 def cache_folder() -> Path:
@@ -179,3 +185,29 @@ def convolve_kernel_gradient(
     shape = (size, size, x.shape[-1], gradient.shape[-1])
     padding = {"before": np.int64(before), "after": np.int64(after)}
     return _call("cleanba_convolve_kernel_gradient", shape, x, gradient, **padding)
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """Max-pool with a 3x3 window, stride 2 and padding SAME.
+
+    Args:
+      x: images [B, H, W, C].
+
+    Returns:
+      [B, ceil(H / 2), ceil(W / 2), C].
+    """
+    batch, height, width, channels = x.shape
+    return _call("cleanba_max_pool", (batch, -(-height // 2), -(-width // 2), channels), x)
+
+
+def max_pool_gradient(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Pull the gradient of `max_pool`'s result back to its images; equal elements receive equal parts.
+
+    Args:
+      x: images [B, H, W, C].
+      gradient: of the result [B, ceil(H / 2), ceil(W / 2), C].
+
+    Returns:
+      [B, H, W, C].
+    """
+    return _call("cleanba_max_pool_gradient", x.shape, x, gradient)

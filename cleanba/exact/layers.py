@@ -143,19 +143,34 @@ def conv(
     return _portable_conv(x.astype(jnp.float32), kernel, bias, padding)
 
 
-def max_pool_3x3_stride_2(x: jax.Array) -> jax.Array:
+@jax.custom_vjp
+def _portable_max_pool(x: jax.Array) -> jax.Array:
+    return kernels.max_pool(x)
+
+
+_portable_max_pool.defvjp(
+    lambda x: (kernels.max_pool(x), x),
+    lambda x, gradient: (kernels.max_pool_gradient(x, gradient),),
+)
+
+
+def max_pool_3x3_stride_2(x: jax.Array, *, portable: bool) -> jax.Array:
     """Max-pool with a 3x3 window, stride 2 and padding SAME.
 
-    Written as maxima of slices, whose gradient XLA computes faster on a CPU than that of its own pooling.
+    The gradient of a maximum goes to equal elements in equal parts, first along rows, then along columns.
 
     Args:
       x: images [B, H, W, C].
+      portable: see the module. The results are the same with and without; the kernels are faster.
 
     Returns:
       Images [B, ceil(H / 2), ceil(W / 2), C].
     """
+    if portable:
+        return _portable_max_pool(x)
 
     def pool(x: jax.Array, axis: int) -> jax.Array:
+        # maxima of slices, whose gradient XLA computes faster on a CPU than that of its own pooling
         size = x.shape[axis]
         out = (size + 1) // 2
         total = (out - 1) * 2 + 3 - size

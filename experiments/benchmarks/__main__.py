@@ -1,4 +1,4 @@
-"""Run benchmarks, print a table of each, and write the results as JSON.
+"""Run benchmarks, print a table of each and all ratios on one page, and write the results as JSON.
 
     python -m experiments.benchmarks
     python -m experiments.benchmarks systems hts --hts.delays 0.01
@@ -7,6 +7,7 @@
 Each field of `Args` below `json` is a benchmark; its sizes are flags, such as `--hts.delays`.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,13 +17,16 @@ from typing import Annotated
 import msgspec
 import tyro
 
+from cleanba.exact.placement import cpu_model
 from cleanba.record import replace_file
+from cleanba.record.revision import source_revision
 from cleanba.run.command_line import BadInput, run_command_line
 from experiments.benchmarks.analysis import Bootstrap, Curves, Reading
 from experiments.benchmarks.baselines import Baselines
-from experiments.benchmarks.case import Benchmark, Case, Result, header, row
-from experiments.benchmarks.exactness import Actions, Portability, Reductions
+from experiments.benchmarks.case import Benchmark, Case, Row, Table, header, line
+from experiments.benchmarks.exactness import Actions, Reductions
 from experiments.benchmarks.hts import Hts
+from experiments.benchmarks.page import Results
 from experiments.benchmarks.report import Report
 from experiments.benchmarks.speed import cores
 from experiments.benchmarks.systems import Systems
@@ -38,7 +42,6 @@ class Args:
     json: str | None = None
     """File to write the results to, after every case."""
     trainers: Trainers = field(default_factory=Trainers)
-    portability: Portability = field(default_factory=Portability)
     reductions: Reductions = field(default_factory=Reductions)
     actions: Actions = field(default_factory=Actions)
     baselines: Baselines = field(default_factory=Baselines)
@@ -79,14 +82,23 @@ def _matches(pattern: str, benchmark: str, case: Case) -> bool:
     return pattern == benchmark or fnmatchcase(f"{benchmark}/{case.name}", pattern)
 
 
-def write(path: Path, results: Sequence[Result]) -> None:
-    """Write results as indented JSON: the number of cores, and the measured values of each case."""
-    encoded = msgspec.json.encode({"cores": cores(), "results": results})
+def write(path: Path, seconds: float, tables: dict[str, Table]) -> None:
+    """Write what was measured so far, as indented JSON."""
+    found = Results(
+        date=time.strftime("%Y-%m-%d"),
+        revision=source_revision(Path(__file__).parent),
+        processor=cpu_model(),
+        cores=cores(),
+        seconds=round(seconds, 1),
+        tables=tables,
+    )
+    encoded = msgspec.json.encode(found)
     replace_file(path, msgspec.json.format(encoded, indent=2).decode() + "\n")
 
 
 def main(args: Args) -> None:
-    """Measure the chosen cases, and print and write the results."""
+    """Measure the chosen cases, print a table of each benchmark and the ratios of all, and write them."""
+    start = time.monotonic()
     benchmarks = {k: v for k, v in vars(args).items() if k not in ("names", "json")}
     chosen = choose(benchmarks, args.names)
     path = Path(args.json) if args.json else None
@@ -96,21 +108,36 @@ def main(args: Args) -> None:
             path.open("a").close()  # an earlier result is replaced only by the first new one
         except OSError as error:
             raise BadInput(f"--json {path}: {error.strerror}") from None
-    print(f"{cores()} cores")
-    results: list[Result] = []
+    print(f"{cores()} cores of {cpu_model()}")
+    tables: dict[str, Table] = {}
     for name, cases in chosen.items():
-        columns = benchmarks[name].columns
+        benchmark = benchmarks[name]
+        columns = benchmark.columns
+        tables[name] = Table(title=benchmark.title(), columns=columns, rows=[])
         width = max(len(case.name) for case in cases) + 2
-        print(f"\n{name}: {benchmarks[name].title()}")
+        print(f"\n{name}: {benchmark.title()}")
         print(header(columns, width))
         for case in cases:
-            result = Result(benchmark=name, case=case.name, values=case.measure())
-            print(row(columns, width, result), flush=True)
-            results.append(result)
+            row = Row(case=case.name, values=case.measure())
+            print(line(columns, width, row), flush=True)
+            tables[name].rows.append(row)
             if path is not None:
-                write(path, results)
-    if path is not None:
-        print(f"\nwritten: {path}")
+                write(path, time.monotonic() - start, tables)
+    print_ratios(tables)
+    print(f"\n{time.monotonic() - start:.0f} s" + (f"; written: {path}" if path else ""))
+
+
+def print_ratios(tables: dict[str, Table]) -> None:
+    """Print the ratios of all benchmarks together."""
+    compared = {name: table for name, table in tables.items() if table.ratios()}
+    if compared:
+        print("\nRatios")
+    for name, table in compared.items():
+        width = max(len(row.case) for row in table.rows) + 2
+        print(f"\n{name}")
+        print(header(table.ratios(), width))
+        for row in table.rows:
+            print(line(table.ratios(), width, row))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class Bootstrap:
     columns = (
         Column("seconds", "seconds", ".2f"),
         Column("rliable_seconds", "rliable", ".2f"),
-        Column("ratio", "ratio"),
+        Column("ratio", "ratio", ratio="rliable's time / ours"),
         Column("rank_error", "largest error of an end", ".2%"),
     )
 
@@ -213,7 +213,7 @@ class Curves:
 class Reading:
     """Reading and summarising run records."""
 
-    runs: Count = 200
+    runs: Count = 50
     """Runs."""
     episodes: Count = 100_000
     """Episodes of each run."""

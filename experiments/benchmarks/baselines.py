@@ -54,10 +54,10 @@ def _moolib(network: str, steps: int) -> Workload:
 
 
 WORKLOADS = (
-    _monobeast("nature", 40_000),
-    _monobeast("resnet", 10_000),
-    _moolib("nature", 40_000),
-    _moolib("resnet", 10_000),
+    _monobeast("nature", 20_000),
+    _monobeast("resnet", 6_000),
+    _moolib("nature", 20_000),
+    _moolib("resnet", 6_000),
 )
 
 
@@ -74,7 +74,6 @@ def measure_parts(workload: Workload, seconds: float) -> dict[str, float]:
     """
     import torch
 
-    from baselines import monobeast_study
     from baselines.torch_networks import make_network
     from cleanba.environments import describe_env
 
@@ -83,27 +82,15 @@ def measure_parts(workload: Workload, seconds: float) -> dict[str, float]:
     torch.set_num_threads(speed.cores())
     env = speed.environment_speed(workload.env_id, NUM_ENVS, 1, seconds)
     network = make_network(workload.network, spec.obs_shape, spec.num_actions)
-    shape = (workload.unroll_length + 1, workload.batch_size)
-    obs = torch.from_numpy(rng.integers(0, 255, (*shape, *spec.obs_shape)).astype(np.uint8))
+    obs_shape = (workload.num_envs, *spec.obs_shape)
+    obs = torch.from_numpy(rng.integers(0, 255, obs_shape).astype(np.uint8))
     with torch.inference_mode():
-        few = obs[0, : workload.num_envs]
-        forward = speed.calls_per_second(lambda: network(few), seconds)
-    batch = monobeast_study.Batch(
-        obs=obs,
-        rewards=torch.zeros(shape),
-        dones=torch.zeros(shape, dtype=torch.bool),
-        last_actions=torch.zeros(shape, dtype=torch.int64),
-        logits=torch.zeros(workload.unroll_length, workload.batch_size, spec.num_actions),
-        core_state=None,
-    )
-    args = monobeast_study.Args()
-    gradient = speed.calls_per_second(
-        lambda: monobeast_study.compute_gradient(network, batch, args), seconds
-    )
+        forward = speed.calls_per_second(lambda: network(obs), seconds)
+    shape = (workload.unroll_length + 1, workload.batch_size)
     return {
         "env": env,
         "forward": forward * workload.num_envs,
-        "gradient": gradient * shape[0] * shape[1],
+        "gradient": speed.torch_gradients(network, spec, shape, seconds),
         "gradients_per_step": shape[0] / workload.unroll_length,
     }
 
@@ -132,7 +119,7 @@ def measure(workload: Workload, seconds: float) -> Values:
 class Baselines:
     """The torch baselines against the ceilings of the machine."""
 
-    seconds: Positive = 3.0
+    seconds: Positive = 2.0
     """Seconds that each part is timed for."""
 
     columns = (
@@ -141,7 +128,7 @@ class Baselines:
         Column("gradient", "gradient"),
         Column("ceiling", "ceiling"),
         Column("baseline", "baseline"),
-        Column("ratio", "ratio", ".2f"),
+        Column("ratio", "ratio", ".2f", ratio="baseline / ceiling"),
     )
 
     def title(self) -> str:

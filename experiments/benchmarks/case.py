@@ -21,6 +21,7 @@ class Column(NamedTuple):
     value: str  # name of a measured value
     title: str
     format: str = ",.0f"  # format specification
+    ratio: str = ""  # of a ratio: what is divided by what, its title on the page of ratios
 
     @property
     def width(self) -> int:
@@ -40,12 +41,23 @@ class Benchmark(Protocol):
         """Return the cases, none measured yet."""
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class Row(Struct, frozen=True, kw_only=True):
     """What was measured of one case."""
 
-    benchmark: str
     case: str
     values: Values
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """What was measured of the cases of one benchmark."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: list[Row]
+
+    def ratios(self) -> tuple[Column, ...]:
+        """Return the columns of ratios, titled by what is divided by what."""
+        return tuple(c._replace(title=c.ratio) for c in self.columns if c.ratio)
 
 
 def header(columns: tuple[Column, ...], name_width: int) -> str:
@@ -53,7 +65,7 @@ def header(columns: tuple[Column, ...], name_width: int) -> str:
     return f"{'case':<{name_width}}" + "".join(f"{c.title:>{c.width}}" for c in columns)
 
 
-def row(columns: tuple[Column, ...], name_width: int, result: Result) -> str:
-    """Return a result as a line of a table."""
-    cells = [f"{format(result.values[c.value], c.format):>{c.width}}" for c in columns]
-    return f"{result.case:<{name_width}}" + "".join(cells)
+def line(columns: tuple[Column, ...], name_width: int, row: Row) -> str:
+    """Return a row as a line of a table."""
+    cells = [f"{format(row.values[c.value], c.format):>{c.width}}" for c in columns]
+    return f"{row.case:<{name_width}}" + "".join(cells)

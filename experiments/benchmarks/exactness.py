@@ -1,91 +1,49 @@
-"""What exactness costs: portable arithmetic, adding gradients by group, and recording the actions.
+"""What exactness costs: adding gradients by group, and recording the actions.
 
-`portability` trains with portable arithmetic (the default, bit-identical on every processor) and without,
-both with one XLA thread per core. `reductions` trains with `--reduction groups` (the default, bit-identical
-on every layout) and with `--reduction psum` (one fused update for each device), on one learner device and on
-two. Each compares two options in the order A, B, B, A. `actions` times what it takes to record the actions
-of an update, relative to the update, and the replay of a record (`cleanba.audit.replay`) relative to EnvPool
-alone on the same threads.
+`reductions` trains with `--reduction groups` (the default, bit-identical on every layout) and with
+`--reduction psum` (one fused update for each device), on one learner device and on two. `actions` times what
+it takes to record the actions of an update, relative to the update, and the replay of a record
+(`cleanba.audit.replay`) relative to EnvPool alone on the same threads. What portable arithmetic costs is in
+`trainers`.
 """
 
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cleanba.record import find_runs, read_run
 from cleanba.record.actions import Frame, GroupDigest, Shape, combine_digests, pack
 from cleanba.run.arguments import Count
-from experiments.benchmarks import speed, trainers
+from experiments.benchmarks import speed
 from experiments.benchmarks.case import Case, Column, Values
 from experiments.benchmarks.trainers import Workload, trainer_speed
 
 # In 4 environment groups, which the default reduction adds and psum fuses.
 WORKLOADS = (
-    Workload("impala-breakout-nature", "impala", "Breakout-v5", "nature", 40, num_groups=4),
-    Workload("ppo-breakout-nature", "ppo", "Breakout-v5", "nature", 20, num_groups=4),
+    Workload("impala-breakout-nature", "impala", "Breakout-v5", "nature", 20, num_groups=4),
+    Workload("ppo-breakout-nature", "ppo", "Breakout-v5", "nature", 8, num_groups=4),
     Workload("impala-cartpole", "impala", "CartPole-v1", "mlp", 300, num_groups=4),
     Workload("ppo-cartpole", "ppo", "CartPole-v1", "mlp", 150, num_groups=4),
 )
-
-
-def speeds_in_turns(
-    workload: Workload, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> tuple[float, float]:
-    """Return the steps per second of a trainer with either options, each the mean of two runs."""
-    speeds = []
-    for options in (first, second, second, first):
-        with tempfile.TemporaryDirectory() as folder:
-            speeds.append(trainer_speed(workload, {"concurrency": False, **options}, Path(folder)))
-    return (speeds[0] + speeds[3]) / 2, (speeds[1] + speeds[2]) / 2
-
-
-def measure_portability(workload: Workload) -> Values:
-    """Return the steps per second with and without portable arithmetic."""
-    pool = {"xla_cpu_pool_size": speed.cores()}
-    portable, other = speeds_in_turns(
-        workload, pool | {"portable": True}, pool | {"portable": False}
-    )
-    return {"portable": portable, "not_portable": other, "ratio": portable / other}
-
-
-@dataclass(frozen=True)
-class Portability:
-    """Portable arithmetic against XLA's own."""
-
-    columns = (
-        Column("portable", "portable"),
-        Column("not_portable", "--no-portable"),
-        Column("ratio", "ratio", ".2f"),
-    )
-
-    def title(self) -> str:
-        """Return the line above the table."""
-        return "Steps per second by arithmetic (synchronous, 1 group, 16 environments x 20 steps)"
-
-    def cases(self) -> list[Case]:
-        """Return a case for each workload."""
-        return [Case(x.name, partial(measure_portability, x)) for x in trainers.WORKLOADS]
 
 
 def measure_reductions(workload: Workload) -> Values:
     """Return the steps per second of both reductions, on one learner device and on two."""
     values: Values = {}
     for devices in (1, 2):
-        learners = {"learner_device_ids": tuple(range(devices))}
-        groups, psum = speeds_in_turns(
-            workload, learners | {"reduction": "groups"}, learners | {"reduction": "psum"}
-        )
-        values |= {
-            f"groups_{devices}": groups,
-            f"psum_{devices}": psum,
-            f"groups_over_psum_{devices}": groups / psum,
-        }
+        for reduction in ("groups", "psum"):
+            options = {"learner_device_ids": tuple(range(devices)), "reduction": reduction}
+            with tempfile.TemporaryDirectory() as folder:
+                speed_found = trainer_speed(
+                    workload, {"concurrency": False, **options}, Path(folder)
+                )
+            values[f"{reduction}_{devices}"] = speed_found
+        ratio = values[f"groups_{devices}"] / values[f"psum_{devices}"]
+        values[f"groups_over_psum_{devices}"] = ratio
     return values
 
 
@@ -99,7 +57,7 @@ class Reductions:
         for column in (
             Column(f"groups_{devices}", f"{where}: groups"),
             Column(f"psum_{devices}", "psum"),
-            Column(f"groups_over_psum_{devices}", "ratio", ".2f"),
+            Column(f"groups_over_psum_{devices}", "ratio", ".2f", ratio=f"groups / psum, {where}"),
         )
     )
 
@@ -191,7 +149,7 @@ class Actions:
         Column("actions_share", "share of an update", ".3%"),
         Column("envpool", "EnvPool SPS"),
         Column("replay", "replay SPS"),
-        Column("replay_over_envpool", "ratio", ".2f"),
+        Column("replay_over_envpool", "ratio", ".2f", ratio="replay / EnvPool alone"),
     )
 
     def title(self) -> str:

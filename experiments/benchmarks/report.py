@@ -124,7 +124,7 @@ Systems = Annotated[int, Meta(ge=1, le=len(SYSTEMS), description=f"from 1 to {le
 class Report:
     """Building the report of a large study."""
 
-    games: Games = 57
+    games: Games = 20
     """Games, at most 57."""
     systems: Systems = 4
     """Systems, at most 4."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cleanba.environments import EnvSpec
 from cleanba.record import Run, Update, find_runs, read_run
 
 T = TypeVar("T")
@@ -74,6 +75,39 @@ def environment_speed(env_id: str, num_envs: int, num_groups: int, seconds: floa
             envs.send(actions[next(turn) % 1000], ids)
 
     return calls_per_second(step, seconds) * num_envs
+
+
+def torch_gradients(network: Any, spec: EnvSpec, shape: tuple[int, int], seconds: float) -> float:
+    """Return the images (observations) per second of the gradient of monobeast's loss.
+
+    Args:
+      network: of torch.
+      spec: of the environment.
+      shape: [T + 1, B] of the batch.
+      seconds: to measure.
+    """
+    import torch
+
+    from baselines import monobeast_study
+
+    torch.set_num_threads(cores())
+    rng = np.random.default_rng(0)
+    obs_shape = (*shape, *spec.obs_shape)
+    is_image = spec.obs_dtype == np.uint8
+    obs = rng.integers(0, 255, obs_shape) if is_image else rng.normal(size=obs_shape)
+    batch = monobeast_study.Batch(
+        obs=torch.from_numpy(obs.astype(spec.obs_dtype)),
+        rewards=torch.zeros(shape),
+        dones=torch.zeros(shape, dtype=torch.bool),
+        last_actions=torch.zeros(shape, dtype=torch.int64),
+        logits=torch.zeros(shape[0] - 1, shape[1], spec.num_actions),
+        core_state=None,
+    )
+    args = monobeast_study.Args()
+    calls = calls_per_second(
+        lambda: monobeast_study.compute_gradient(network, batch, args), seconds
+    )
+    return calls * shape[0] * shape[1]
 
 
 def ceiling(parts: Mapping[str, float]) -> float:

@@ -65,19 +65,22 @@ def test_a_dense_layer_is_flax_dense_with_the_same_parameters(rows, columns, por
     check_same_layer(Dense(columns, np.sqrt(2), portable), theirs, images(5, rows))
 
 
+@pytest.mark.parametrize("portable", [True, False])
 @pytest.mark.parametrize("size", [42, 21, 5])
-def test_max_pool_is_flax_max_pool(size):
+def test_max_pool_is_flax_max_pool(size, portable):
     x = images(2, size, size, 3)
+
+    def ours(x):
+        return max_pool_3x3_stride_2(x, portable=portable)
 
     def reference(x):
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
-    np.testing.assert_array_equal(max_pool_3x3_stride_2(x), reference(x))
-    ours, theirs = (
-        jax.jit(jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x)))))(x)
-        for f in (max_pool_3x3_stride_2, reference)
+    np.testing.assert_array_equal(ours(x), reference(x))
+    gradient, expected = (
+        jax.jit(jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x)))))(x) for f in (ours, reference)
     )
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
 
 # Multiply and add up by hand: kernels + biases, with the two heads for 18 actions and a value.

@@ -11,8 +11,17 @@ import pytest
 
 from cleanba.run.command_line import BadInput, parse
 from experiments.benchmarks import __main__ as benchmarks
-from experiments.benchmarks import analysis, baselines, exactness, report, speed, trainers
-from experiments.benchmarks.case import Case, Column
+from experiments.benchmarks import (
+    analysis,
+    baselines,
+    exactness,
+    page,
+    report,
+    speed,
+    systems,
+    trainers,
+)
+from experiments.benchmarks.case import Case, Column, Row, Table
 
 CARTPOLE = next(x for x in trainers.WORKLOADS if x.name == "impala-cartpole")._replace(updates=6)
 
@@ -47,7 +56,7 @@ class Squares:
 
     numbers: tuple[int, ...] = (2, 3)
     fails: bool = False
-    columns = (Column("square", "square"), Column("half", "half", ".1f"))
+    columns = (Column("square", "square"), Column("half", "half", ".1f", ratio="half / whole"))
 
     def title(self):
         return "squares"
@@ -71,20 +80,25 @@ class Args:
     more: Squares = Squares((5,))
 
 
-def test_results_are_printed_as_a_table_and_written(tmp_path, capsys):
+def rows_of(text):
+    return [line.split() for line in text.splitlines() if line.startswith("n")]
+
+
+def test_results_and_ratios_are_printed_as_tables_and_written(tmp_path, capsys):
     path = tmp_path / "made" / "results.json"
     benchmarks.main(Args(json=str(path)))
     found = json.loads(path.read_text())
     assert found["cores"] == speed.cores()
-    assert [(r["benchmark"], r["case"]) for r in found["results"]] == [
-        ("squares", "n2"), ("squares", "n3"), ("more", "n5"),
-    ]  # fmt: skip
-    assert found["results"][1]["values"] == {"square": 9, "half": 1.5, "kind": "int"}
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines if line.startswith("n")] == [
-        ["n2", "4", "1.0"], ["n3", "9", "1.5"], ["n5", "25", "2.5"],
-    ]  # fmt: skip
-    assert "squares: squares" in lines
+    assert {name: [row["case"] for row in table["rows"]] for name, table in found["tables"].items()} == {
+        "squares": ["n2", "n3"], "more": ["n5"],
+    }  # fmt: skip
+    second = found["tables"]["squares"]["rows"][1]
+    assert second["values"] == {"square": 9, "half": 1.5, "kind": "int"}
+    measured, _, ratios = capsys.readouterr().out.partition("\nRatios\n")
+    assert rows_of(measured) == [["n2", "4", "1.0"], ["n3", "9", "1.5"], ["n5", "25", "2.5"]]
+    assert "squares: squares" in measured.splitlines()
+    assert rows_of(ratios) == [["n2", "1.0"], ["n3", "1.5"], ["n5", "2.5"]]
+    assert ratios.count("half / whole") == 2
 
 
 @pytest.mark.parametrize(
@@ -98,15 +112,16 @@ def test_results_are_printed_as_a_table_and_written(tmp_path, capsys):
 )
 def test_names_and_patterns_choose_cases(capsys, names, cases):
     benchmarks.main(Args(names=names))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("n")] == cases
+    measured = capsys.readouterr().out.partition("\nRatios\n")[0]
+    assert [row[0] for row in rows_of(measured)] == cases
 
 
 def test_what_was_measured_before_a_failure_is_kept(tmp_path):
     path = tmp_path / "results.json"
     with pytest.raises(RuntimeError, match="planted"):
         benchmarks.main(Args(json=str(path), squares=Squares((2, 3), fails=True)))
-    assert [r["case"] for r in json.loads(path.read_text())["results"]] == ["n2"]
+    (table,) = json.loads(path.read_text())["tables"].values()
+    assert [row["case"] for row in table["rows"]] == ["n2"]
 
 
 def test_an_earlier_result_is_kept_until_there_is_a_new_one(tmp_path):
@@ -152,6 +167,77 @@ def test_every_column_of_a_table_names_its_values():
             assert len({case.name for case in benchmark.cases()}) == len(benchmark.cases()), name
 
 
+# ---- the page
+
+
+def results_of(systems):
+    """Results of two benchmarks, one without a ratio."""
+    columns = (Column("speed", "speed"), Column("ratio", "ratio", ".2f", ratio="first / this"))
+    rows = [Row(case=name, values=values) for name, values in systems.items()]
+    tables = {
+        "systems": Table(title="Steps per second", columns=columns, rows=rows),
+        "reading": Table(
+            title="Records", columns=columns[:1], rows=[Row(case="reading", values={"speed": 7})]
+        ),
+    }
+    return page.Results(
+        date="2026-01-31", revision="0123456789abcdef", processor="AMD EPYC", cores=2,
+        seconds=600.0, tables=tables,
+    )  # fmt: skip
+
+
+PEERS = {
+    name: {"algorithm": "impala", "network": "resnet", "speed": 1000.4 + i, "ratio": 1.5}
+    for i, name in enumerate(page.PEERS)
+}
+
+
+def test_the_page_has_the_ratios_first_and_then_all_that_was_measured():
+    text = page.page(results_of(PEERS))
+    assert "2 cores of an AMD EPYC took 10 minutes (2026-01-31, revision 0123456789ab)" in text
+    ratios, _, rest = text.partition("\n## systems\n")
+    assert "| systems | first / this |" in ratios
+    assert f"| {page.PEERS[0]} | 1.50 |" in ratios
+    assert "reading" not in ratios
+    assert f"| {page.PEERS[1]} | 1,001 | 1.50 |" in rest
+    assert "| reading | 7 |" in rest
+
+
+def test_the_readmes_table_has_every_peer_or_there_is_none():
+    table = page.readme_table(results_of(PEERS))
+    for name in page.PEERS:
+        assert table.count(f"| IMPALA, ResNet | {name} | ") == 1
+    some = {name: values for name, values in PEERS.items() if name != page.PEERS[-1]}
+    with pytest.raises(BadInput, match=f"systems/{page.PEERS[-1]} was not measured"):
+        page.readme_table(results_of(some))
+
+
+def test_every_peer_of_the_readme_is_a_system():
+    assert set(page.PEERS) <= {workload.name for workload in systems.WORKLOADS}
+
+
+def test_the_table_replaces_what_is_between_the_comments():
+    text = f"above\n{page.BEGIN}old\n{page.END}below\n"
+    assert page.between_comments(text, "new\n") == f"above\n{page.BEGIN}new\n{page.END}below\n"
+    with pytest.raises(BadInput, match="lacks the lines"):
+        page.between_comments("above\nbelow\n", "new\n")
+
+
+def test_the_published_page_and_the_readmes_table_are_those_of_the_published_results():
+    found = page.read(page.ROOT / "results/benchmarks.json")
+    readme = (page.ROOT / "README.md").read_text()
+    assert (page.ROOT / "results/benchmarks.md").read_text() == page.page(found)
+    assert page.between_comments(readme, page.readme_table(found)) == readme
+
+
+def test_a_file_that_is_not_a_result_is_refused_in_one_line(tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    for path in (tmp_path / "x.json", tmp_path / "missing.json"):
+        with pytest.raises(BadInput, match=path.name) as caught:
+            page.main(page.Args(results=str(path)))
+        assert "\n" not in str(caught.value)
+
+
 # ---- the measurements
 
 
@@ -169,8 +255,31 @@ def test_trainers_are_measured_against_the_ceilings():
     check(trainers.Trainers(), values)
     assert values["gradients_per_step"] == 21 / 20
     assert values["ceiling"] == pytest.approx(speed.ceiling(values))
-    assert values["cleanba_ratio"] == pytest.approx(values["cleanba"] / values["ceiling"])
-    assert min(values["cleanba"], values["synchronous"]) > 0
+    assert min(values["cleanba"], values["synchronous"], values["not_portable"]) > 0
+
+
+def test_the_two_sides_of_a_trainers_ratios_are_timed_in_turns(monkeypatch):
+    """The synchronous trainer is timed first and last, for the drift of the machine's speed."""
+    runs = []
+
+    def trainer_speed(workload, options, folder):
+        runs.append((options["concurrency"], options.get("portable", True)))
+        return 100.0 - 10 * len(runs)
+
+    parts = {"env": 100.0, "forward": 50.0, "gradient": 200.0, "gradients_per_step": 4.0}
+    monkeypatch.setattr(trainers, "trainer_speed", trainer_speed)
+    monkeypatch.setattr(
+        trainers.speed,
+        "in_fresh_process",
+        lambda function, *_: parts if function is trainers.measure_parts else 400.0,
+    )
+    values = trainers.measure(CARTPOLE, 0.2)
+    assert runs == [(False, True), (False, False), (True, True), (False, True)]
+    assert (values["synchronous"], values["not_portable"], values["cleanba"]) == (75, 80, 70)
+    assert values["portable_ratio"] == pytest.approx(75 / 80)
+    assert values["cleanba_ratio"] == pytest.approx(70 / speed.ceiling(parts))
+    assert values["gradient_ratio"] == 0.5
+    assert values["drift"] == pytest.approx(60 / 90)
 
 
 @pytest.mark.slow
@@ -190,21 +299,6 @@ def test_the_cost_of_recording_and_replaying_actions_is_measured():
     assert values["replay_over_envpool"] == pytest.approx(values["replay"] / values["envpool"])
 
 
-def test_portable_arithmetic_is_compared_with_xlas_on_as_many_threads(monkeypatch):
-    runs = []
-
-    def trainer_speed(workload, options, folder):
-        runs.append((options["portable"], options["xla_cpu_pool_size"]))
-        return {True: 100.0, False: 80.0}[options["portable"]] * len(runs)
-
-    monkeypatch.setattr(exactness, "trainer_speed", trainer_speed)
-    values = exactness.measure_portability(exactness.WORKLOADS[0])
-    check(exactness.Portability(), values)
-    assert runs == [(portable, speed.cores()) for portable in (True, False, False, True)]
-    assert (values["portable"], values["not_portable"]) == (250, 200)
-    assert values["ratio"] == pytest.approx(1.25)
-
-
 def test_reductions_are_compared_on_one_device_and_on_two(monkeypatch):
     runs = []
 
@@ -215,20 +309,19 @@ def test_reductions_are_compared_on_one_device_and_on_two(monkeypatch):
     monkeypatch.setattr(exactness, "trainer_speed", trainer_speed)
     values = exactness.measure_reductions(exactness.WORKLOADS[0])
     check(exactness.Reductions(), values)
-    order = ["groups", "psum", "psum", "groups"]
-    assert runs == [(r, (0,)) for r in order] + [(r, (0, 1)) for r in order]
-    assert (values["groups_1"], values["psum_1"]) == (250, 200)  # means of runs 1 and 4, 2 and 3
-    assert values["groups_over_psum_2"] == pytest.approx(1.25)
+    assert runs == [("groups", (0,)), ("psum", (0,)), ("groups", (0, 1)), ("psum", (0, 1))]
+    assert (values["groups_1"], values["psum_1"]) == (100, 160)
+    assert values["groups_over_psum_2"] == pytest.approx(300 / 320)
 
 
 @pytest.mark.soak
 def test_systems_are_measured_side_by_side(tmp_path, capsys):
     path = tmp_path / "systems.json"
     run("systems/hts_rl_a2c*", "--systems.steps", "1600", "--json", str(path))
-    rows = json.loads(path.read_text())["results"]
+    rows = json.loads(path.read_text())["tables"]["systems"]["rows"]
     assert [row["case"] for row in rows] == ["hts_rl_a2c", "hts_rl_a2c-sync"]
     first, second = (row["values"] for row in rows)
-    assert (first["ratio"], second["ratio"]) == (1.0, second["speed"] / first["speed"])
+    assert (first["ratio"], second["ratio"]) == (1.0, first["speed"] / second["speed"])
     assert f"{second['speed']:,.0f}" in capsys.readouterr().out
 
 
@@ -237,7 +330,7 @@ def test_hts_rl_is_measured_against_its_formula(tmp_path):
     path = tmp_path / "hts.json"
     sizes = ("--hts.delays", "0.001", "--hts.updates", "1", "--hts.num-actors", "1")
     run("hts", *sizes, "--json", str(path))
-    (row,) = json.loads(path.read_text())["results"]
+    (row,) = json.loads(path.read_text())["tables"]["hts"]["rows"]
     values = row["values"]
     assert values["ratio"] == pytest.approx(values["hts"] / values["synchronous"])
     predicted = values["hts_predicted"] / values["synchronous_predicted"]
@@ -260,7 +353,7 @@ def test_a_report_of_synthetic_records_is_timed(tmp_path, capsys):
     sizes = {"games": 2, "systems": 2, "seeds": 3, "updates": 20, "rollouts": 40, "episodes": 150}
     words = [word for name, size in sizes.items() for word in (f"--report.{name}", str(size))]
     run("report", *words, "--json", str(path))
-    (row,) = json.loads(path.read_text())["results"]
+    (row,) = json.loads(path.read_text())["tables"]["report"]["rows"]
     check(report.Report(), row["values"])
     assert row["values"]["records"] == 12
     assert row["values"]["seconds"] > 0
@@ -276,7 +369,7 @@ def test_the_analysis_is_timed(capsys):
         word for flag, size in zip(small, ("3", "50") * 2, strict=True) for word in (flag, size)
     ]
     run("bootstrap", "curves", "reading", *words, "--reading.runs", "4", "--reading.episodes", "50")
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.partition("\nRatios\n")[0].splitlines()
     for name in ("bootstrap", "curves", "reading"):
         (row,) = (line.split() for line in lines if line.startswith(f"{name} "))
         assert all(float(cell.rstrip("%").replace(",", "")) >= 0 for cell in row[1:])

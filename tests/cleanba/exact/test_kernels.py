@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cleanba.exact import kernels, placement
-from cleanba.exact.layers import conv, dense, orthonormal_columns
+from cleanba.exact.layers import conv, dense, max_pool_3x3_stride_2, orthonormal_columns
 from tests.cleanba.conftest import ROOT
 
 PIECE = 512  # as in kernels.cc
@@ -188,6 +188,38 @@ def test_convolutions_of_the_nature_cnn_agree_with_jax(
     )
 
 
+POOLS = [
+    (42, 84, 84, 16),
+    (3, 42, 42, 32),
+    (2, 21, 21, 32),
+    (2, 1, 1, 3),
+    (2, 2, 5, 7),
+    (1, 3, 4, 1),
+]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("shape", POOLS)
+def test_pooling_is_jaxs_to_the_bit(shape, ties):
+    """With rounded numbers, many are equal: the gradient of jax.numpy.maximum gives each half."""
+    x = np.round(normal(*shape)) if ties else normal(*shape)
+    pools = [functools.partial(max_pool_3x3_stride_2, portable=p) for p in (True, False)]
+    (ours, pull_back), (theirs, their_pull_back) = (jax.vjp(pool, x) for pool in pools)
+    np.testing.assert_array_equal(ours, theirs)
+    gradient = normal(*ours.shape)
+    np.testing.assert_array_equal(*pull_back(gradient), *their_pull_back(gradient))
+
+
+def test_pooling_keeps_numbers_that_are_not():
+    """A maximum that dropped them would hide that a run diverged."""
+    for row, column in itertools.product(range(5), range(5)):
+        x = np.zeros((1, 5, 5, 2), np.float32)
+        x[0, row, column, 0] = np.nan
+        pooled, expected = (max_pool_3x3_stride_2(x, portable=p) for p in (True, False))
+        np.testing.assert_array_equal(pooled, expected)
+        assert np.isnan(pooled).any()
+
+
 @pytest.mark.parametrize("side", [10, 11])
 def test_a_stride_need_not_divide_the_kernel(side):
     layer = functools.partial(conv, stride=2)
@@ -244,7 +276,7 @@ functions = ctypes.CDLL(sys.argv[1])
 for target in kernels.TARGETS:
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(functions, target)), platform="cpu")
 kernels.load = lambda: None
-from tests.cleanba.exact.test_kernels import CONVOLUTIONS, normal, random_convolutions
+from tests.cleanba.exact.test_kernels import CONVOLUTIONS, POOLS, normal, random_convolutions
 results = [
     kernels.matmul(normal(m, k), normal(k, n)) for m in (1, 15, 60) for k in (7, 600) for n in (1, 18, 70)
 ]
@@ -253,6 +285,10 @@ for batch, height, width, channels, size, features, before, after in convolution
     x, kernel = normal(batch, height, width, channels), normal(size, size, channels, features)
     out = kernels.convolve(x, kernel, before, after)
     results += [out, kernels.convolve_kernel_gradient(x, normal(*out.shape), size, before, after)]
+for shape in POOLS:
+    x = normal(*shape)
+    out = kernels.max_pool(x)
+    results += [out, kernels.max_pool_gradient(x, normal(*out.shape))]
 print(hashlib.sha256(b"".join(jax.device_get(x).tobytes() for x in results)).hexdigest())
 """
 
