@@ -25,8 +25,6 @@ from experiments.benchmarks.trainers import Workload, trainer_speed
 # In 4 environment groups, which the default reduction adds and psum fuses.
 WORKLOADS = (
     Workload("impala-breakout-nature", "impala", "Breakout-v5", "nature", 20, num_groups=4),
-    Workload("ppo-breakout-nature", "ppo", "Breakout-v5", "nature", 8, num_groups=4),
-    Workload("impala-cartpole", "impala", "CartPole-v1", "mlp", 300, num_groups=4),
     Workload("ppo-cartpole", "ppo", "CartPole-v1", "mlp", 150, num_groups=4),
 )
 

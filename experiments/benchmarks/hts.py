@@ -124,7 +124,7 @@ def measure(
 class Hts:
     """HTS-RL against its synchronous baseline, measured and predicted."""
 
-    delays: tuple[Positive, ...] = (0.005, 0.01)
+    delays: tuple[Positive, ...] = (0.01,)
     """Mean step times in seconds; the standard deviations of the exponential distribution, too."""
     updates: Count = 6
     """Updates that each run is timed for, after the first 3."""

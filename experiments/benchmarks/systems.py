@@ -78,12 +78,9 @@ WORKLOADS = (
     _script("cleanba_ppo", "ppo", PPO, **NATURE, **GROUPS, **EPOCHS, concurrency=True),
     _script("cleanrl_ppo", "ppo", CLEANRL, **NATURE, **EPOCHS),
     _script("hts_rl_ppo", "ppo", HTS, **NATURE, algorithm="ppo", **EPOCHS),
-    _script("hts_rl_ppo-sync", "ppo", HTS, **NATURE, algorithm="ppo", **EPOCHS, **SYNCHRONOUS),
     _schemes("single-threaded", "ppo", 1, **EPOCHS),
-    _schemes("dppo", "ppo", 2, **EPOCHS),
     _schemes("rapid", "ppo", 4, **EPOCHS),
     _script("cleanba_impala", "impala", IMPALA, **NATURE, **GROUPS, concurrency=True),
-    _script("cleanba_impala-sync", "impala", IMPALA, **NATURE, **GROUPS, concurrency=False),
     _monobeast("nature"),
     _moolib("nature"),
     _schemes("single-threaded", "impala", 1),
@@ -129,7 +126,7 @@ def measure(workload: Workload, steps: int, first: dict[tuple[str, str], float])
 class Systems:
     """Most systems side by side, on Pong."""
 
-    steps: Count = 8_000
+    steps: Count = 5_000
     """Agent steps of each run; half with the ResNet."""
 
     columns = (
