@@ -56,7 +56,7 @@ def page(found: Results) -> str:
         if table.ratios():
             lines += [*_markdown(name, table.ratios(), table.rows), ""]
     for name, table in found.tables.items():
-        lines += [f"## {name}", "", f"{table.title}.", ""]
+        lines += [f"## {name}", "", table.title.rstrip(".") + ".", ""]
         lines += [*_markdown(name, table.columns, table.rows), ""]
     return "\n".join(lines)
 
