@@ -210,7 +210,7 @@ def _compile_seconds_saved(runs: pd.DataFrame) -> list[float]:
     found = (
         one.get("compile_seconds_saved") for one in runs["hardware"] if isinstance(one, Mapping)
     )
-    return [seconds for seconds in found if isinstance(seconds, float | int) and seconds >= 0]
+    return [abs(seconds) for seconds in found if isinstance(seconds, float | int) and seconds >= 0]
 
 
 def _revisions(runs: pd.DataFrame) -> list[str]:
