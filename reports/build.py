@@ -210,6 +210,7 @@ def _compile_seconds_saved(runs: pd.DataFrame) -> list[float]:
     found = (
         one.get("compile_seconds_saved") for one in runs["hardware"] if isinstance(one, Mapping)
     )
+    # older records have -0.0 too
     return [abs(seconds) for seconds in found if isinstance(seconds, float | int) and seconds >= 0]
 
 

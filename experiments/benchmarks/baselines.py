@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from cleanba.run.arguments import Positive
 from cleanba.run.flags import flags
 from experiments.benchmarks import speed
@@ -76,12 +74,10 @@ def measure_parts(workload: Workload, seconds: float) -> dict[str, float]:
     from cleanba.environments import describe_env
 
     spec = describe_env(workload.env_id)
-    rng = np.random.default_rng(0)
     torch.set_num_threads(speed.cores())
     env = speed.environment_speed(workload.env_id, NUM_ENVS, 1, seconds)
     network = make_network(workload.network, spec.obs_shape, spec.num_actions)
-    obs_shape = (workload.num_envs, *spec.obs_shape)
-    obs = torch.from_numpy(rng.integers(0, 255, obs_shape).astype(np.uint8))
+    obs = torch.from_numpy(speed.random_observations(spec, workload.num_envs))
     with torch.inference_mode():
         forward = speed.calls_per_second(lambda: network(obs), seconds)
     shape = (workload.unroll_length + 1, workload.batch_size)

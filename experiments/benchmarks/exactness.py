@@ -36,10 +36,9 @@ def measure_reductions(workload: Workload) -> Values:
         for reduction in ("groups", "psum"):
             options = {"learner_device_ids": tuple(range(devices)), "reduction": reduction}
             with tempfile.TemporaryDirectory() as folder:
-                speed_found = trainer_speed(
+                values[f"{reduction}_{devices}"] = trainer_speed(
                     workload, {"concurrency": False, **options}, Path(folder)
                 )
-            values[f"{reduction}_{devices}"] = speed_found
         ratio = values[f"groups_{devices}"] / values[f"psum_{devices}"]
         values[f"groups_over_psum_{devices}"] = ratio
     return values

@@ -77,6 +77,13 @@ def environment_speed(env_id: str, num_envs: int, num_groups: int, seconds: floa
     return calls_per_second(step, seconds) * num_envs
 
 
+def random_observations(spec: EnvSpec, *shape: int) -> np.ndarray:
+    """Return observations of an environment, drawn at random: `[*shape, ...]`."""
+    rng, size = np.random.default_rng(0), (*shape, *spec.obs_shape)
+    obs = rng.integers(0, 255, size) if spec.obs_dtype == np.uint8 else rng.normal(size=size)
+    return obs.astype(spec.obs_dtype)
+
+
 def torch_gradients(network: Any, spec: EnvSpec, shape: tuple[int, int], seconds: float) -> float:
     """Return the images (observations) per second of the gradient of monobeast's loss.
 
@@ -91,12 +98,8 @@ def torch_gradients(network: Any, spec: EnvSpec, shape: tuple[int, int], seconds
     from baselines import monobeast_study
 
     torch.set_num_threads(cores())
-    rng = np.random.default_rng(0)
-    obs_shape = (*shape, *spec.obs_shape)
-    is_image = spec.obs_dtype == np.uint8
-    obs = rng.integers(0, 255, obs_shape) if is_image else rng.normal(size=obs_shape)
     batch = monobeast_study.Batch(
-        obs=torch.from_numpy(obs.astype(spec.obs_dtype)),
+        obs=torch.from_numpy(random_observations(spec, *shape)),
         rewards=torch.zeros(shape),
         dones=torch.zeros(shape, dtype=torch.bool),
         last_actions=torch.zeros(shape, dtype=torch.int64),

@@ -131,10 +131,7 @@ def measure_parts(workload: Workload, seconds: float) -> dict[str, float]:
     params = jax.device_put(training.initial_params(setup), device)
     rng = np.random.default_rng(0)
     shape = (workload.num_steps, setup.group_size)
-    obs_shape = (shape[0] + 1, shape[1], *setup.spec.obs_shape)
-    is_image = setup.spec.obs_dtype == np.uint8
-    obs = rng.integers(0, 255, obs_shape) if is_image else rng.normal(size=obs_shape)
-    obs = obs.astype(setup.spec.obs_dtype)
+    obs = speed.random_observations(setup.spec, shape[0] + 1, shape[1])
 
     act = trainer.make_act(setup.network)
     key, step = jax.device_put((jax.random.key(0), np.int32(0)), device)

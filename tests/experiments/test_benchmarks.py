@@ -263,6 +263,8 @@ def test_the_ratios_of_a_trainer_are_of_what_was_timed(monkeypatch):
 
     def trainer_speed(workload, options, folder):
         runs.append((options["concurrency"], options.get("portable", True)))
+        if not options.get("portable", True):  # the default of portable runs
+            assert options["xla_cpu_pool_size"] == speed.cores()
         return 100.0 - 10 * len(runs)
 
     parts = {"env": 100.0, "forward": 50.0, "gradient": 200.0, "gradients_per_step": 4.0}
