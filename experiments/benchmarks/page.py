@@ -45,9 +45,9 @@ def page(found: Results) -> str:
         "# Benchmarks",
         "",
         f"`make bench` on {found.cores} cores of {article(found.processor)} took "
-        f"{found.seconds / 60:.0f} minutes ({found.date}, revision {found.revision[:12]}). Ratios "
-        "are more reliable than speeds, which change with the load of the machine. How each benchmark "
-        "measures is described in `experiments/benchmarks/`.",
+        f"{found.seconds / 60:.0f} minutes ({found.date}, revision {found.revision[:12]}). Each "
+        "speed is that of one short run, so small differences mean little, above all on CartPole. How each "
+        "benchmark measures is described in `experiments/benchmarks/`.",
         "",
         "## Ratios",
         "",
