@@ -89,13 +89,14 @@ def shared_environments(scores: pd.DataFrame, column: str = "normalized") -> Sha
     if have.empty:
         return Shared([], {})
     every, shared = set.union(*have), set.intersection(*have)
-    lacking = {name: sorted(every - envs) for name, envs in have.items() if envs != every}
+    lacking = {", ".join(who): sorted(every - envs) for who, envs in have.items() if envs != every}
     return Shared(sorted(shared), lacking)
 
 
 def _environments_of(scores: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Return the name of each score's system and setting, and name -> the set of its environments."""
-    who = scores["system"].astype(str) + ", " + scores["setting"].astype(str)
+    """Return each score's (system, setting), and (system, setting) -> the set of its environments."""
+    pairs = zip(scores["system"].astype(str), scores["setting"].astype(str), strict=True)
+    who = pd.Series(list(pairs), scores.index, dtype=object)
     return who, scores["env_id"].astype(str).groupby(who).agg(set)
 
 
@@ -137,12 +138,12 @@ class Comparable(NamedTuple):
     Attributes:
       tables: tables of these runs; None if fewer than two environments remain.
       environments: excluded environments, sorted.
-      systems: excluded systems as "system, setting", sorted.
+      systems: excluded systems as (system, setting), sorted.
     """
 
     tables: Tables | None
     environments: list[str]
-    systems: list[str]
+    systems: list[tuple[str, str]]
 
 
 def comparable(tables: Tables) -> Comparable:

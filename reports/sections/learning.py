@@ -74,7 +74,8 @@ def excluded_text(comparable: Comparable) -> str:
             "them."
         )
     if comparable.systems:
-        excluded = escape("; ".join(comparable.systems))
+        pairs = (f"{style.name_of(system)} under {name}" for system, name in comparable.systems)
+        excluded = escape("; ".join(pairs))
         return f"Excluded: {excluded}, which have no score on some environment."
     return ""
 

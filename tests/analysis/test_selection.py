@@ -29,12 +29,12 @@ def four_times_three(tmp_path_factory):
     [
         ((), [], []),
         # 3 x 3 scores are left without the system, 2 x 4 without the environment
-        (((ONE, BREAKOUT),), [], [", ".join(ONE)]),
+        (((ONE, BREAKOUT),), [], [ONE]),
         (((ONE, BREAKOUT), (TWO, BREAKOUT)), [BREAKOUT], []),
         (
             ((ONE, BREAKOUT), (TWO, CATCH), (THREE, CARTPOLE), (FOUR, CATCH)),
             [],
-            sorted(", ".join(who) for who in (ONE, TWO, THREE, FOUR)),
+            sorted((ONE, TWO, THREE, FOUR)),
         ),
     ],
 )

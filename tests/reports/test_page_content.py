@@ -313,7 +313,7 @@ def test_the_page_says_what_its_scores_over_environments_exclude(place, undrawn)
     for run in (place / "runs/small").glob("*__a0-l0,1-t2__CartPole-v1__*"):
         shutil.rmtree(run)
     assert build.main(["small"]) == 0
-    names = "cleanba_ppo, a0-l0,1-t2; cleanba_ppo-sync, a0-l0,1-t2"
+    names = "Cleanba PPO under a0-l0,1-t2; Cleanba PPO (synchronous) under a0-l0,1-t2"
     note = f"Excluded: {names}, which have no score on some environment."
     assert all(text.count(note) == 1 for text in texts(place, "small"))
     found = rows(section(pages(place, "small")[1], "All environments"))[2:]
@@ -455,10 +455,15 @@ def test_numbers_are_written_for_reading(value, text):
     [
         ([], [], True, ""),
         (["Pong-v5"], [], True, "Excluded: Pong-v5, where some system or setting has no score."),
-        ([], ["a, b"], True, "Excluded: a, b, which have no score on some environment."),
         (
             [],
-            ["a, b"],
+            [("cleanba_ppo", "b")],
+            True,
+            "Excluded: Cleanba PPO under b, which have no score on some environment.",
+        ),
+        (
+            [],
+            [("a", "b")],
             None,
             "There are no scores over all environments: no system and setting has",
         ),
