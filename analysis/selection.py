@@ -93,10 +93,15 @@ def shared_environments(scores: pd.DataFrame, column: str = "normalized") -> Sha
     return Shared(sorted(shared), lacking)
 
 
+def _who(frame: pd.DataFrame) -> pd.Series:
+    """Return the (system, setting) of each row."""
+    pairs = zip(frame["system"].astype(str), frame["setting"].astype(str), strict=True)
+    return pd.Series(list(pairs), frame.index, dtype=object)
+
+
 def _environments_of(scores: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return each score's (system, setting), and (system, setting) -> the set of its environments."""
-    pairs = zip(scores["system"].astype(str), scores["setting"].astype(str), strict=True)
-    who = pd.Series(list(pairs), scores.index, dtype=object)
+    who = _who(scores)
     return who, scores["env_id"].astype(str).groupby(who).agg(set)
 
 
@@ -116,13 +121,15 @@ def on_environments(tables: Tables, environments: Collection[str]) -> Tables:
     return without_runs(tables, others)
 
 
-def without(tables: Tables, env_ids: Collection[str], systems: Collection[str]) -> Tables:
-    """Return tables without some environments and systems (as `Comparable` spells them)."""
+def without(
+    tables: Tables, env_ids: Collection[str], systems: Collection[tuple[str, str]]
+) -> Tables:
+    """Return tables without some environments and some systems under a setting."""
     frames = {}
     for name, frame in zip(Tables._fields, tables, strict=True):
         if "env_id" in frame:
-            who = frame["system"].astype(str) + ", " + frame["setting"].astype(str)
-            frame = frame[~(frame["env_id"].isin(list(env_ids)) | who.isin(list(systems)))]
+            excluded = frame["env_id"].isin(list(env_ids)) | _who(frame).isin(list(systems))
+            frame = frame[~excluded]
         frames[name] = frame.reset_index(drop=True)
     return Tables(**frames)
 

@@ -227,6 +227,11 @@ def name_of(system: str) -> str:
     return SYSTEMS[system].name if system in SYSTEMS else system
 
 
+def names_under(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return the display names of systems, each with its setting, in one line."""
+    return "; ".join(f"{name_of(system)} under {setting}" for system, setting in pairs)
+
+
 class Saved(NamedTuple):
     """A figure on disk."""
 

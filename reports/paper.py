@@ -131,11 +131,11 @@ class Source(NamedTuple):
 def _comparable(source: Source) -> Source:
     """Exclude environments or systems so that all systems have scores on the same environments."""
     found = selection.comparable(source.tables)
-    left_out = found.environments or found.systems
+    left_out = "; ".join(found.environments) or style.names_under(found.systems)
     if not left_out:
         return source
     rest = selection.without(source.tables, found.environments, found.systems)
-    return source._replace(tables=rest, words=f"{source.words} · without {'; '.join(left_out)}")
+    return source._replace(tables=rest, words=f"{source.words} · without {left_out}")
 
 
 def _over_environments(

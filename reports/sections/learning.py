@@ -74,8 +74,7 @@ def excluded_text(comparable: Comparable) -> str:
             "them."
         )
     if comparable.systems:
-        pairs = (f"{style.name_of(system)} under {name}" for system, name in comparable.systems)
-        excluded = escape("; ".join(pairs))
+        excluded = escape(style.names_under(comparable.systems))
         return f"Excluded: {excluded}, which have no score on some environment."
     return ""
 

@@ -140,12 +140,14 @@ def test_scores_over_environments_are_of_the_same_environments_for_everybody(tmp
         shutil.rmtree(tmp_path / study.name / run.name)
     source, compared = read()
     assert set(source.tables.runs["system"]) - set(compared.tables.runs["system"]) == {"moolib"}
-    assert compared.words == f"{source.words} · without moolib, {without[0].setting.name}"
+    assert (
+        compared.words == f"{source.words} · without moolib IMPALA under {without[0].setting.name}"
+    )
     for part in paper.FIGURES["fig3"].parts:
         figure = paper.PARTS[part](source)
         texts = [" ".join(text.get_text().split()) for text in figure.findobj(Text)]
-        assert not any(text == "moolib" for text in texts), part
-        assert any("without moolib" in text for text in texts), part
+        assert not any(text == "moolib IMPALA" for text in texts), part
+        assert any("without moolib IMPALA under" in text for text in texts), part
 
 
 def test_speed_is_by_the_devices_of_all_processes(tmp_path):
