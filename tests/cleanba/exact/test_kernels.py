@@ -16,30 +16,12 @@ import pytest
 
 from cleanba.exact import kernels, placement
 from cleanba.exact.layers import conv, dense, max_pool_3x3_stride_2, orthonormal_columns
-from tests.cleanba.conftest import ROOT
-
-PIECE = 512  # as in kernels.cc
+from tests.cleanba.conftest import ROOT, outcome
+from tests.cleanba.exact import reference_kernels
 
 
 def normal(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-def chain(a, b):
-    """Fused multiply-adds along k: a [M, K], b [K, N]. With 64 bits of mantissa, products are exact."""
-    total = np.zeros((len(a), b.shape[1]), np.float32)
-    for k in range(a.shape[1]):
-        product = a[:, k, None].astype(np.longdouble) * b[k].astype(np.longdouble)
-        total = (total + product).astype(np.float32)
-    return total
-
-
-def in_pieces(a, b, length):
-    pieces = [chain(a[:, k : k + length], b[k : k + length]) for k in range(0, len(b), length)]
-    total = pieces[0]
-    for piece in pieces[1:]:
-        total = total + piece
-    return total
 
 
 @pytest.mark.parametrize(
@@ -64,16 +46,7 @@ def test_a_matrix_product_is_its_chains_to_the_bit(m, k, n, transpose_a, transpo
         transpose_a=transpose_a,
         transpose_b=transpose_b,
     )
-    np.testing.assert_array_equal(out, in_pieces(a, b, PIECE))
-
-
-def patches(x, size, before, after):
-    """Return the inputs of each output pixel [B, H', W', k * k * C], in the order row, column, channel."""
-    around = (before, after)
-    x = np.pad(x, ((0, 0), around, around, (0, 0)))
-    rows, columns = x.shape[1] - size + 1, x.shape[2] - size + 1
-    shifted = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
-    return np.concatenate(shifted, axis=-1)
+    np.testing.assert_array_equal(out, reference_kernels.matmul(a, b))
 
 
 CONVOLUTIONS = [
@@ -94,23 +67,43 @@ def test_a_convolution_and_its_gradient_are_their_chains_to_the_bit(
     batch, height, width, channels, size, features, before, after
 ):
     x, kernel = normal(batch, height, width, channels), normal(size, size, channels, features)
-    seen = patches(x, size, before, after)
     out = kernels.convolve(x, kernel, before, after)
-    expected = chain(seen.reshape(-1, seen.shape[-1]), kernel.reshape(-1, features))
-    np.testing.assert_array_equal(out, expected.reshape(out.shape))
+    np.testing.assert_array_equal(out, reference_kernels.convolve(x, kernel, before, after))
 
     gradient = normal(*out.shape)
-    out = kernels.convolve_kernel_gradient(x, gradient, size, before, after)
-    pixels, columns = gradient[0].size // features, gradient.shape[2]
-    length = max(1, PIECE // columns) * columns
-    images = [
-        in_pieces(seen[i].reshape(pixels, -1).T, gradient[i].reshape(pixels, -1), length)
-        for i in range(batch)
-    ]
-    total = images[0]
-    for image in images[1:]:
-        total = total + image
-    np.testing.assert_array_equal(out, total.reshape(out.shape))
+    np.testing.assert_array_equal(
+        kernels.convolve_kernel_gradient(x, gradient, size, before, after),
+        reference_kernels.convolve_kernel_gradient(x, gradient, size, before, after),
+    )
+
+
+def outcomes_with_and_without_kernels(train, algorithm, *args):
+    with_kernels = train(algorithm, *args, "--setting", "with")
+    command = train.command(algorithm, *args, "--setting", "without")[1:]
+    program = [sys.executable, reference_kernels.__file__, *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(program, check=True, capture_output=True, env=environment, cwd=train.runs_dir)
+    (without,) = train.runs_dir.glob("default/*__without__*")
+    return outcome(with_kernels), outcome(without)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_training_gives_the_same_bits_without_the_compiled_kernels(train, algorithm):
+    ours, reference = outcomes_with_and_without_kernels(train, algorithm)
+    assert ours == reference
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("network", "num_steps"), [("nature", 8), ("resnet", 4)])
+def test_training_on_images_gives_the_same_bits_without_the_compiled_kernels(
+    train, network, num_steps
+):
+    ours, reference = outcomes_with_and_without_kernels(
+        train, "impala", "--env-id", "Breakout-v5", "--network", network, "--num-envs", "4",
+        "--num-env-groups", "2", "--num-steps", num_steps, "--total-timesteps", 4 * num_steps,
+    )  # fmt: skip
+    assert ours == reference
 
 
 def relative_error(ours, theirs):
