@@ -1,6 +1,8 @@
-"""The chains of kernels.cc in NumPy, and a program that trains with them instead of the compiled kernels:
+"""The chains of kernels.cc in NumPy.
 
-python tests/cleanba/exact/reference_kernels.py cleanba/cleanba_ppo.py --env-id CartPole-v1 ...
+The program trains with them instead of the compiled kernels:
+
+    python tests/cleanba/exact/reference_kernels.py cleanba/cleanba_ppo.py --env-id CartPole-v1 ...
 """
 
 import functools
