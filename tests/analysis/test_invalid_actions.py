@@ -90,7 +90,7 @@ def test_records_without_counts_are_refused(tmp_path):
 
 
 def test_every_run_of_the_study_has_a_row_with_the_paper_s_values():
-    for preset in ("cpu", "paper"):
+    for preset in ("cpu", "10x10", "paper"):
         for run in load_study(find_study("masking"), preset).runs:
             size = run.env_id.removeprefix("MicrortsMining").removesuffix("F9-v0")
             assert (run.system.removeprefix("ppo_microrts_"), size) in paper_tables.MASKING_PAPER
