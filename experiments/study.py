@@ -186,7 +186,7 @@ class Study(NamedTuple):
       findings: kinds of sentences that answer the question; () for the page's choice.
       main_figure: that shows the answer; '' for the page's choice.
       remark: what the findings leave out, in its authors' words.
-      targets: score that runs are to reach, by environment.
+      targets: score that runs are to reach, by environment; only of the preset's environments.
       score_episodes: number of episodes whose mean return is a score.
     """
 
@@ -308,8 +308,10 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         raise StudyError(f"{path.name}: plans the run {twice[0]} more than once")
     if not runs:
         raise StudyError(f"{path.name}: plans no run")
-    for env_id in file.targets.keys() - {run.env_id for run in runs}:
+    in_any = {env_id for one in sizes.values() for block in one.runs for env_id in _env_ids(block)}
+    for env_id in file.targets.keys() - in_any:
         raise StudyError(f"{path.name}: there is a target for {env_id!r}, which has no run")
+    in_preset = {run.env_id for run in runs}
     return Study(
         name,
         file.title.strip(),
@@ -321,7 +323,7 @@ def load_study(path: Path, preset: str | None = None) -> Study:
         file.findings,
         file.main_figure,
         " ".join(file.remark.split()),
-        file.targets,
+        {env_id: score for env_id, score in file.targets.items() if env_id in in_preset},
         file.score_episodes,
     )
 
@@ -471,6 +473,11 @@ def _setting(path: Path, where: str, fields: dict[str, Any]) -> Setting:
     return setting
 
 
+def _env_ids(block: _Block) -> list[str]:
+    """Return the environments of a block, those of sets one by one."""
+    return [env_id for name in block.env_ids for env_id in ENV_SETS.get(name, (name,))]
+
+
 def _plan(
     path: Path,
     study: str,
@@ -483,7 +490,6 @@ def _plan(
             raise StudyError(
                 f"{path.name}: a [[runs]] block names the setting {name!r}, not defined"
             )
-    env_ids = [env for name in block.env_ids for env in ENV_SETS.get(name, (name,))]
     return [
         PlannedRun(
             study=study,
@@ -497,6 +503,6 @@ def _plan(
             checkpoints=block.checkpoints,
         )
         for setting, system, env_id, seed in itertools.product(
-            block.settings, block.systems, env_ids, block.seeds
+            block.settings, block.systems, _env_ids(block), block.seeds
         )
     ]

@@ -417,6 +417,17 @@ def test_a_mistake_in_a_preset_is_found_whichever_is_asked_for(tmp_path, preset,
         load(tmp_path, text + preset)
 
 
+def test_a_preset_has_the_targets_of_its_own_environments(tmp_path):
+    text = STUDY.replace("[[runs]]", "[[presets.cpu.runs]]")
+    text = text.replace("[runs.hyper", "[presets.cpu.runs.hyper")
+    other = text[text.index("[[presets.cpu") :].replace("presets.cpu", "presets.other")
+    text += other.replace("CartPole-v1", "Catch-v0")
+    text = text.replace("[settings", "[targets]\nCartPole-v1 = 4\nCatch-v0 = 1\n[settings", 1)
+    (tmp_path / "mine.toml").write_text(text)
+    for preset, targets in (("cpu", {"CartPole-v1": 4}), ("other", {"Catch-v0": 1})):
+        assert load_study(tmp_path / "mine.toml", preset).targets == targets
+
+
 @pytest.mark.parametrize("name", study_names())
 def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
     path = find_study(name)
