@@ -327,6 +327,9 @@ def start_jax(hardware: Hardware, portable: bool) -> None:
     except RuntimeError as error:
         first_line = str(error).splitlines()[0]
         raise ValueError(f"--platform {hardware.platform}: {first_line}") from None
+    if hardware.platform not in ("auto", devices[0].platform):
+        # JAX continues on the CPU where the first of its platforms cannot be started.
+        raise ValueError(f"--platform {hardware.platform}: jax found only {devices[0].platform} devices")
     if needed > len(devices):
         raise ValueError(
             f"device {needed - 1} is not there: this process has {len(devices)} "
