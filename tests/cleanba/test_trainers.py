@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -163,6 +164,11 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(tmp_path, caps
     [
         (("--learner-device-ids", 5, "--xla-host-devices", 2), "device 5 is not there"),
         (("--microbatch-size", 7), "--microbatch-size 7: must divide"),
+        pytest.param(
+            ("--platform", "gpu"),
+            "--platform gpu: jax found only cpu devices",
+            marks=pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="there is a GPU"),
+        ),
     ],
 )
 def test_bad_input_that_shows_once_jax_has_started_writes_nothing_either(train, args, message):

@@ -1,6 +1,7 @@
 """A certificate is given if all layouts give the same bits, and only then."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -220,6 +221,17 @@ def test_bad_input_is_one_line_before_anything_is_trained(tmp_path, monkeypatch,
         certify.main(parse(certify.Args, words, ""))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_trials_on_one_accelerator_do_not_reserve_its_memory(tmp_path, monkeypatch, interrupted):
+    variable = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.setenv(variable, "")  # so that it is restored
+    monkeypatch.delenv(variable)
+    monkeypatch.setattr(certify, "choose_settings", lambda *_: matrix.QUICK)
+    certify.main(parse(certify.Args, both_algorithms(tmp_path / "cpu"), ""))
+    assert variable not in os.environ
+    certify.main(parse(certify.Args, both_algorithms(tmp_path / "gpu", "--platform", "gpu"), ""))
+    assert os.environ[variable] == "false"
 
 
 def test_without_an_emulator_processors_are_refused_with_what_to_install(tmp_path, monkeypatch):
