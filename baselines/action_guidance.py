@@ -40,7 +40,7 @@ from baselines.ppo_microrts import (
     gae,
     layout,
     learn_in_epochs,
-    log_probability,
+    log_probabilities,
     make_learn,
     masked,
     masks_of,
@@ -195,7 +195,7 @@ def make_act(network: Network, key: jax.Array) -> Act:
         actions = sample(logits, action_key)
         log_policies = [jax.nn.log_softmax(x) for x in logits]
         values = jnp.stack([value for _, value in outputs], axis=-1)
-        return actions, log_probability(log_policies, actions), values
+        return actions, log_probabilities(log_policies, actions), values
 
     return act
 
@@ -211,6 +211,7 @@ def ppo_loss(
         [jax.nn.log_softmax(x) for x in masked(logits, masks_of(minibatch.obs))],
         values,
         minibatch._replace(advantages=advantages),
+        objective="action",
         clip_coef=args.clip_coef,
         ent_coef=args.ent_coef,
         vf_coef=args.vf_coef,

@@ -13,7 +13,7 @@ from cleanba.environments import Episode, EpisodeStatistics
 from cleanba.record.actions import GroupDigest, combine_digests
 
 # (parameters, observations uint8 [B, 5, height, width], step of every environment) to actions int32 [B, 8],
-# log-probabilities [B], and values [B, ...]
+# log-probabilities of their components [B, 8], and values [B, ...]
 Act = Callable[[Any, np.ndarray, np.int32], tuple[Any, Any, Any]]
 
 
@@ -22,7 +22,7 @@ class Rollout(NamedTuple):
 
     obs: Any  # uint8 [T + 1, B, 5, height, width]
     actions: Any  # int32 [T, B, 8]
-    logprobs: Any  # [T, B]
+    logprobs: Any  # of each component [T, B, 8]
     values: Any  # [T, B, ...]
     rewards: Any  # float32 [T, B, R], of each reward function
     dones: Any  # bool [T, B]

@@ -9,7 +9,8 @@
 - naive: masked when acting, not masked in the gradient;
 - removed: trained as with masking; the recorded episodes are played without a mask, after every update.
 
-docs/differences.md compares it with the paper's code.
+`--objective` chooses between the loss of the paper's code and that of PPO as it is usually written.
+docs/differences.md compares the program with the paper's code.
 
     make setup MICRORTS=1
     python baselines/ppo_microrts.py --env-id MicrortsMining4x4F9-v0 --strategy masking
@@ -88,6 +89,10 @@ class Args:
     """How invalid actions are handled."""
     invalid_penalty: Hyper[NotNegative] = 0.01
     """What an invalid action costs, with --strategy penalty. It does not count in episode returns."""
+    objective: Hyper[Literal["components", "action"]] = "components"
+    """components, as in the paper's code: each component of an action has a clipped ratio of its own, and the
+    mean of -p log p of the chosen components is added to the loss. action: one ratio for each action, and the
+    entropy is subtracted from the loss."""
     seed: Hyper[int] = 1
     """Seed of the run: initial parameters, actions, minibatches. The game has no randomness."""
     total_timesteps: Hyper[Count] = 500_000
@@ -143,7 +148,7 @@ class Transitions(NamedTuple):
 
     obs: jax.Array  # [N, 5, height, width]
     actions: jax.Array  # [N, 8]
-    logprobs: jax.Array  # [N]
+    logprobs: jax.Array  # of each component, [N, 8]
     values: jax.Array  # [N]
     advantages: jax.Array  # [N]
     returns: jax.Array  # [N]
@@ -236,13 +241,13 @@ def sample(logits: Sequence[jax.Array], key: jax.Array) -> jax.Array:
     return jnp.stack(drawn, axis=-1).astype(jnp.int32)
 
 
-def log_probability(log_policies: Sequence[jax.Array], actions: jax.Array) -> jax.Array:
-    """Return the log-probabilities [B] of actions [B, 8], from those of their components [B, size]."""
+def log_probabilities(log_policies: Sequence[jax.Array], actions: jax.Array) -> jax.Array:
+    """Return the log-probability [B, 8] of each component of actions [B, 8], whose policies are [B, size]."""
     chosen = [
-        jnp.take_along_axis(log_policy, actions[:, i : i + 1], axis=-1)[:, 0]
+        jnp.take_along_axis(log_policy, actions[:, i : i + 1], axis=-1)
         for i, log_policy in enumerate(log_policies)
     ]
-    return sum(chosen)
+    return jnp.concatenate(chosen, axis=-1)
 
 
 def entropy(log_policies: Sequence[jax.Array]) -> jax.Array:
@@ -288,6 +293,7 @@ def clipped_losses(
     values: jax.Array,
     minibatch: Transitions,
     *,
+    objective: str,
     clip_coef: float,
     ent_coef: float,
     vf_coef: float,
@@ -298,27 +304,34 @@ def clipped_losses(
       log_policies: log-probabilities of each component of an action [N, size].
       values: [N].
       minibatch: what they are compared with.
+      objective: "components" or "action", see `Args`.
       clip_coef: clipping of the probability ratio, and of the change of values.
       ent_coef: coefficient of the entropy.
       vf_coef: coefficient of the value loss.
     """
-    log_ratio = log_probability(log_policies, minibatch.actions) - minibatch.logprobs
-    ratio = jnp.exp(log_ratio)
-    unclipped = -minibatch.advantages * ratio
-    clipped = -minibatch.advantages * jnp.clip(ratio, 1 - clip_coef, 1 + clip_coef)
+    logprobs = log_probabilities(log_policies, minibatch.actions)
+    if objective == "components":
+        log_ratio = logprobs - minibatch.logprobs
+        entropy_loss = -(jnp.exp(logprobs) * logprobs).mean()
+    else:
+        log_ratio = sum(logprobs.T)[:, None] - sum(minibatch.logprobs.T)[:, None]
+        entropy_loss = -entropy(log_policies).mean()
+    ratio = jnp.exp(log_ratio)  # [N, 8] or [N, 1]
+    advantages = minibatch.advantages[:, None]
+    unclipped = -advantages * ratio
+    clipped = -advantages * jnp.clip(ratio, 1 - clip_coef, 1 + clip_coef)
     policy_loss = jnp.maximum(unclipped, clipped).mean()
     change = jnp.clip(values - minibatch.values, -clip_coef, clip_coef)
     errors = jnp.maximum(
         (values - minibatch.returns) ** 2, (minibatch.values + change - minibatch.returns) ** 2
     )
     value_loss = 0.5 * errors.mean()
-    mean_entropy = entropy(log_policies).mean()
-    loss = policy_loss - ent_coef * mean_entropy + vf_coef * value_loss
+    loss = policy_loss + ent_coef * entropy_loss + vf_coef * value_loss
     return loss, {
         "loss": loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
-        "entropy": mean_entropy,
+        "entropy": entropy(log_policies).mean(),
         "approx_kl": ((ratio - 1) - log_ratio).mean(),
         "clip_fraction": (jnp.abs(ratio - 1) > clip_coef).mean(),
     }
@@ -335,6 +348,7 @@ def ppo_loss(
         [jax.nn.log_softmax(x) for x in logits],
         agent.values(params, minibatch.obs),
         minibatch,
+        objective=args.objective,
         clip_coef=args.clip_coef,
         ent_coef=args.ent_coef,
         vf_coef=1.0,
@@ -421,7 +435,7 @@ def make_act(agent: Agent, strategy: str, key: jax.Array) -> Act:
         actions = sample(sampled, jax.random.fold_in(key, step))
         judged = sampled if strategy == "masking" else logits
         log_policies = [jax.nn.log_softmax(x) for x in judged]
-        return actions, log_probability(log_policies, actions), agent.values(params, obs)
+        return actions, log_probabilities(log_policies, actions), agent.values(params, obs)
 
     return act
 

@@ -89,8 +89,8 @@ def test_the_policy_that_acts_judges_and_all_policies_value(network, policies, o
         logits[0] = jnp.where(microrts.source_mask(obs[0]), logits[0], -1e8)
         logits[7] = jnp.where(microrts.target_mask(obs[0]), logits[7], -1e8)
         parts = [torch.distributions.Categorical(logits=torch.tensor(np.array(x))) for x in logits]
-        expected = sum(part.log_prob(torch.tensor(actions[:, i])) for i, part in enumerate(parts))
-        np.testing.assert_allclose(logprobs, expected.numpy(), rtol=1e-5)
+        expected = [part.log_prob(torch.tensor(actions[:, i])) for i, part in enumerate(parts)]
+        np.testing.assert_allclose(logprobs.T, np.stack(expected), rtol=1e-5)
         assert values.shape == (B, 2)
         for i in range(2):
             np.testing.assert_allclose(

@@ -50,9 +50,8 @@ def test_the_gradient_of_a_masked_policy_is_the_paper_s_worked_example():
     chosen = jnp.zeros((1, 1), jnp.int32)
 
     def log_prob(logits, mask):
-        return ppo.log_probability(
-            [jax.nn.log_softmax(jnp.where(mask, logits, ppo.MASKED))], chosen
-        )[0]
+        masked = jnp.where(mask, logits, ppo.MASKED)
+        return ppo.log_probabilities([jax.nn.log_softmax(masked)], chosen)[0, 0]
 
     def gradient(mask):
         return jax.grad(log_prob)(logits, jnp.asarray(mask))[0]
@@ -142,9 +141,9 @@ def batch():
     obs[:, microrts.CURRENT_ACTION, 1, 1] = obs[:, microrts.CURRENT_ACTION, 2, 2] = 0
     scalars = {
         name: jnp.asarray(rng.normal(size=n), jnp.float32)
-        for name in ("logprobs", "values", "advantages", "returns")
+        for name in ("values", "advantages", "returns")
     }
-    scalars["logprobs"] -= 12
+    scalars["logprobs"] = jnp.asarray(rng.normal(-1.5, 0.3, (n, 8)), jnp.float32)
     return ppo.Transitions(jnp.asarray(obs), jnp.asarray(actions, jnp.int32), **scalars)
 
 
@@ -157,27 +156,35 @@ def torch_log_policies(agent, params, batch, masked):
     return [torch.distributions.Categorical(logits=x) for x in logits]
 
 
+@pytest.mark.parametrize("objective", ["components", "action"])
 @pytest.mark.parametrize("strategy", ["masking", "naive", "penalty"])
-def test_the_loss_is_that_of_torch_s_distributions(agent, params, batch, strategy):
-    args = ppo.Args(strategy=strategy)
+def test_the_loss_is_that_of_torch_s_distributions(agent, params, batch, strategy, objective):
+    args = ppo.Args(strategy=strategy, objective=objective)
     loss, metrics = ppo.ppo_loss(params, agent, batch, args)
 
     parts = torch_log_policies(agent, params, batch, masked=strategy == "masking")
     actions = torch.tensor(np.array(batch.actions)).T
-    logprobs = sum(x.log_prob(a) for x, a in zip(parts, actions, strict=True))
+    logprobs = torch.stack([x.log_prob(a) for x, a in zip(parts, actions, strict=True)], dim=1)
     entropy = sum(x.entropy() for x in parts)
     old, values, advantages, returns = (
         torch.tensor(np.array(x))
         for x in (batch.logprobs, batch.values, batch.advantages, batch.returns)
     )
-    ratio = (logprobs - old).exp()
-    policy_loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).mean()
+    if objective == "components":  # ppo_4x4.py, lines 467 to 479
+        entropy_loss = -(logprobs.exp() * logprobs).mean()
+    else:
+        logprobs, old = logprobs.sum(dim=1, keepdim=True), old.sum(dim=1, keepdim=True)
+        entropy_loss = -entropy.mean()
+    ratio, weights = (logprobs - old).exp(), advantages[:, None]
+    policy_loss = torch.max(-weights * ratio, -weights * ratio.clamp(0.8, 1.2)).mean()
     new = torch.tensor(np.array(agent.values(params, batch.obs)))
     change = values + (new - values).clamp(-0.2, 0.2)
     value_loss = 0.5 * torch.max((new - returns) ** 2, (change - returns) ** 2).mean()
-    expected = policy_loss - 0.01 * entropy.mean() + value_loss
+    expected = policy_loss + 0.01 * entropy_loss + value_loss
     np.testing.assert_allclose(float(metrics["entropy"]), float(entropy.mean()), rtol=1e-5)
     np.testing.assert_allclose(float(loss), float(expected), rtol=1e-4)
+    clipped = ((ratio - 1).abs() > 0.2).double().mean()
+    np.testing.assert_allclose(float(metrics["clip_fraction"]), float(clipped), rtol=1e-6)
 
 
 def test_with_masking_no_gradient_reaches_the_logits_of_invalid_units(agent, params, batch):
@@ -218,15 +225,16 @@ def test_masked_units_are_never_sampled_and_naive_judges_without_the_mask(agent,
     sources = drawn["masking"][0][:, 0]
     assert allowed[np.arange(len(sources)), sources].all()
     np.testing.assert_array_equal(drawn["naive"][0], drawn["masking"][0])
-    assert (drawn["naive"][1] < drawn["masking"][1]).all()
+    assert (drawn["naive"][1] <= drawn["masking"][1]).all()
+    assert (drawn["naive"][1][:, 0] < drawn["masking"][1][:, 0]).all()
     free = drawn["penalty"][0][:, 0]
     assert not allowed[np.arange(len(free)), free].all()
     for strategy in ("masking", "naive"):
         judged = batch._replace(actions=jnp.asarray(drawn[strategy][0]))
         parts = torch_log_policies(agent, params, judged, masked=strategy == "masking")
         actions = torch.tensor(np.array(judged.actions)).T
-        expected = sum(x.log_prob(a) for x, a in zip(parts, actions, strict=True))
-        np.testing.assert_allclose(drawn[strategy][1], expected.numpy(), rtol=1e-5)
+        expected = [x.log_prob(a).numpy() for x, a in zip(parts, actions, strict=True)]
+        np.testing.assert_allclose(drawn[strategy][1].T, expected, rtol=1e-5)
 
 
 # The game.
