@@ -167,7 +167,9 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(tmp_path, caps
         pytest.param(
             ("--platform", "gpu"),
             "--platform gpu: jax found only cpu devices",
-            marks=pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="there is a GPU"),
+            marks=pytest.mark.skipif(
+                bool(shutil.which("nvidia-smi")), reason="with a GPU it is no error"
+            ),
         ),
     ],
 )
