@@ -15,6 +15,7 @@ from baselines import action_guidance as guidance
 from baselines import microrts
 from baselines.microrts import Task
 from baselines.microrts_rollouts import Rollout
+from baselines.ppo_microrts import Transitions
 from cleanba.record import read_run
 from cleanba.run.command_line import BadInput
 from tests.baselines.test_ppo_microrts import needs_game
@@ -98,6 +99,22 @@ def test_the_policy_that_acts_judges_and_all_policies_value(network, policies, o
             )
     assert not (by["main"][1] == by["auxiliary"][1]).all()
     assert by["alone"][2].shape == (B, 1)
+
+
+def test_the_loss_has_one_clipped_ratio_for_each_action(network, policies, obs):
+    rng = np.random.default_rng(0)
+    act = guidance.make_act(network, jax.random.key(0))
+    actions, logprobs, values = act((policies[:1], np.float32(0.0)), obs[0], np.int32(0))
+    log_ratios = rng.normal(0, 0.1, (B, 8)).astype(np.float32)  # of the components
+    advantages = rng.normal(size=B).astype(np.float32)
+    minibatch = Transitions(
+        obs[0], actions, logprobs - log_ratios, values[:, 0], advantages, values[:, 0]
+    )
+    _, metrics = guidance.ppo_loss(policies[0], network, minibatch, guidance.Args(clip_coef=0.2))
+    ratios = np.exp(log_ratios.sum(axis=1))
+    weights = (advantages - advantages.mean()) / advantages.std()
+    expected = np.maximum(-weights * ratios, -weights * ratios.clip(0.8, 1.2)).mean()
+    np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-4)
 
 
 def test_the_share_of_guided_steps_is_the_one_asked_for(network, policies, obs):
