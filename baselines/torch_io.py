@@ -77,14 +77,20 @@ def save_parameters(network: torch.nn.Module, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def load_parameters(network: torch.nn.Module, path: Path) -> None:
-    """Load what `save_parameters` wrote.
+def load_parameters(network: torch.nn.Module, path: Path, prefix: str = "") -> None:
+    """Load what `save_parameters` wrote, or the arrays of a larger file whose names begin with `prefix`.
 
     Raises:
       ValueError: with one line, if the file cannot be read or does not fit the network.
     """
     try:
         arrays = read_arrays(path, LARGEST_MODEL)
-        network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        network.load_state_dict(
+            {
+                name.removeprefix(prefix): torch.from_numpy(array)
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+        )
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None

@@ -1,11 +1,10 @@
-"""Saved models: save, load, evaluate, record videos, upload.
+"""Saved models of the JAX trainers: save, load, evaluate, record videos, upload.
 
     python -m cleanba.evaluate runs/<study>/<run>/cleanba_ppo.cleanrl_model --episodes 10
 
 A model is a msgpack file with hyperparameters and parameters; nothing in it is unpickled.
 """
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,26 +15,16 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import tyro
-from msgspec import Meta
 
-from cleanba.environments import (
-    MAX_ENVS,
-    EnvSpec,
-    EpisodeStatistics,
-    describe_env,
-    env_seeds,
-    make_envs,
-)
+from cleanba.environments import EnvSpec, describe_env
 from cleanba.networks import make_network
+from cleanba.play import EVALUATION_EPISODES, NumEpisodes, describe_returns, new_video, play
 from cleanba.preparation import Setup
 from cleanba.record.encoding import ENCODER
 from cleanba.record.files import LARGEST_MODEL, decode_json, read_file
 from cleanba.record.schema import Count, Name
 from cleanba.run.command_line import BadInput, input_checks, run_command_line
 from cleanba.run.options import ModelOptions
-
-EVALUATION_EPISODES = 10  # as CleanRL evaluates a saved model
-VIDEO_FPS = 15  # agent steps per second of a video: Atari's 60 frames a second, 4 a step
 
 
 class Model(NamedTuple):
@@ -112,21 +101,8 @@ def describe_model(model: Model) -> tuple[EnvSpec, Any]:
     return spec, network
 
 
-def _picture(envs: Any, obs: np.ndarray) -> np.ndarray:
-    """Return an RGB picture [H, W, 3] of the first environment."""
-    try:
-        return np.asarray(envs.render())[0]
-    except RuntimeError:  # EnvPool cannot render some environments, such as Catch
-        image = obs[0].reshape(obs.shape[1], -1)
-        image = (255 * (image - image.min()) / max(np.ptp(image), 1e-8)).astype(np.uint8)
-        return np.kron(np.stack([image] * 3, axis=-1), np.ones((32, 32, 1), np.uint8))
-
-
 def evaluate(model: Model, episodes: int, video: Path | None = None) -> np.ndarray:
-    """Play one episode in each of some new environments, with actions drawn from the policy.
-
-    Each environment plays one episode: the first episodes to end among many would be biased towards
-    short ones. The seeds are the last of the run's range, which training does not use.
+    """Play episodes with actions drawn from the policy of a model, as `play.play` does.
 
     Args:
       model: the saved model.
@@ -140,40 +116,17 @@ def evaluate(model: Model, episodes: int, video: Path | None = None) -> np.ndarr
       BadInput: with one line, if the model's parts do not fit each other.
     """
     spec, network = describe_model(model)
-    preprocessing = model.hyperparameters["atari_preprocessing"]
 
     @jax.jit
-    def act(obs: jax.Array, key: jax.Array) -> jax.Array:
+    def draw(obs: jax.Array, t: int) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(model.seed), t)
         return jax.random.categorical(key, network.apply(model.params, obs)[0]).astype(jnp.int32)
 
-    seeds = env_seeds(model.seed, MAX_ENVS - episodes, episodes)
-    drawing = {"render_mode": "rgb_array"} if video else {}
-    envs = make_envs(model.env_id, seeds, preprocessing=preprocessing, **drawing)
-    statistics = EpisodeStatistics(episodes)
-    returns = np.full(episodes, np.nan)
-    frames = []
-    obs, _ = envs.reset()
-    for t in range(spec.max_steps):
-        if video and np.isnan(returns[0]):
-            frames.append(_picture(envs, obs))
-        key = jax.random.fold_in(jax.random.key(model.seed), t)
-        obs, reward, terminated, truncated, info = envs.step(np.asarray(act(obs, key)))
-        rewards = np.asarray(info.get("reward", reward))
-        for episode in statistics.count(rewards[None], (terminated | truncated)[None]):
-            if np.isnan(returns[episode.index]):
-                returns[episode.index] = episode.episode_return
-        if not np.isnan(returns).any():
-            break
-    envs.close()
-    if video:
-        import imageio.v2 as imageio
+    def act(obs: np.ndarray, t: int) -> np.ndarray:
+        return np.asarray(draw(obs, t))
 
-        video.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            # jax warns about the fork that starts ffmpeg, although an exec follows at once
-            warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-            imageio.mimwrite(video, frames, fps=VIDEO_FPS, macro_block_size=2)
-    return returns
+    preprocessing = model.hyperparameters["atari_preprocessing"]
+    return play(act, spec, model.seed, preprocessing, episodes, video)
 
 
 def upload_obstacle() -> str | None:
@@ -263,20 +216,13 @@ def show_model(setup: Setup) -> None:
         print(f"uploaded: {upload_model(setup.directory, repository, _card(setup, returns))}")
 
 
-def describe_returns(returns: np.ndarray) -> str:
-    """Format mean and standard deviation of returns."""
-    return f"mean return {returns.mean():.2f} +/- {returns.std():.2f} over {len(returns)} episodes"
-
-
 @dataclass(frozen=True)
 class Args:
     """What to evaluate."""
 
     model: Annotated[str, tyro.conf.Positional]
     """A saved model, or the folder of a run that has one."""
-    episodes: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = (
-        EVALUATION_EPISODES
-    )
+    episodes: NumEpisodes = EVALUATION_EPISODES
     """Number of episodes, each in a separate environment."""
     video: str | None = None
     """MP4 file for a video of the first episode."""
@@ -298,9 +244,7 @@ def find_model(path: Path) -> Path:
 
 def main(args: Args) -> None:
     """Evaluate a saved model."""
-    video = Path(args.video) if args.video else None
-    if video and video.exists():
-        raise BadInput(f"--video {video}: exists already")
+    video = new_video(args.video)
     model = load_model(find_model(Path(args.model)))
     print(f"{model.env_id}: {describe_returns(evaluate(model, args.episodes, video))}")
 

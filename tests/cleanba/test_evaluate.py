@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cleanba import evaluate
+from cleanba import evaluate, play
 from cleanba.environments import MAX_ENVS, env_seeds
 from cleanba.networks import make_network
 
@@ -44,7 +44,7 @@ def played(monkeypatch):
         made.append(Envs(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr(evaluate, "make_envs", make_envs)
+    monkeypatch.setattr(play, "make_envs", make_envs)
     params = make_network("mlp", 2, portable=True).init(
         jax.random.key(0), np.ones((1, 4), np.float32)
     )
