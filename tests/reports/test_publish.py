@@ -146,7 +146,7 @@ def test_the_repository_holds_code_and_little_else():
         pytest.skip("not a checkout")
     files = [file for file in files if file.exists()]
     apart = (".lock", ".zip")
-    assert sum(file.stat().st_size for file in files if file.suffix not in apart) <= 9_500_000
+    assert sum(file.stat().st_size for file in files if file.suffix not in apart) <= 9_800_000
     (published,) = (file for file in files if file.suffix == ".zip")
     assert published.stat().st_size <= 3_000_000
     for file in (file for file in files if file.is_relative_to(ROOT / "reports")):
