@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.evaluate import PARAMETERS, Args, main
+from baselines.evaluate import PARAMETERS, Args, main, policy
 from baselines.torch_io import arrays_of
 from baselines.torch_networks import make_network
 from cleanba.record.schema import RunInfo
@@ -56,6 +56,21 @@ def run(tmp_path, request):
 def test_a_trained_network_plays_as_it_was_trained_to(run, capsys):
     main(Args(run=str(run)))
     assert capsys.readouterr().out == "CartPole-v1: mean return 500.00 +/- 0.00 over 10 episodes\n"
+
+
+def test_actions_are_drawn_from_the_policy_by_its_seed():
+    """Probabilities of 0.2 and 0.8, 4,000 draws: within four standard deviations."""
+
+    def network(obs):
+        assert obs.shape == (4000, 3, 64, 64)  # channels first, as torch has them
+        return torch.log(torch.tensor([0.2, 0.8])).expand(len(obs), 2), None
+
+    obs = np.zeros((4000, 64, 64, 3), np.uint8)
+    act = policy(network, seed=1)
+    first, second = act(obs, 0), act(obs, 1)
+    assert abs(first.mean() - 0.8) < 4 * (0.2 * 0.8 / 4000) ** 0.5
+    assert (first != second).any()
+    assert (policy(network, seed=1)(obs, 0) == first).all()
 
 
 @pytest.mark.parametrize("run", ["monobeast_study"], indirect=True)
