@@ -47,7 +47,7 @@ def draw(
             panel.set_title(label[0].upper() + label[1:])
             style.label_rows(panel, rows, look, first=index == 0)
             panel.margins(x=0.12)
-            panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
+            panel.xaxis.set_major_locator(MaxNLocator(nbins=3))
         with_interval = aggregates["low"].notna().any()
         bars = "bars: 95% stratified bootstrap intervals" if with_interval else ""
         counts = style.counts_text(aggregates["runs"])
