@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,9 +85,11 @@ def new_video(name: str | None) -> Path | None:
     """Return the path of a video that was requested by name.
 
     Raises:
-      BadInput: with one line, if it exists already.
+      BadInput: with one line, if it exists already, or cannot be written without imageio.
     """
     video = Path(name) if name else None
+    if video and find_spec("imageio") is None:
+        raise BadInput("--video: imageio is not installed (pip install .[video])")
     if video and video.exists():
         raise BadInput(f"--video {video}: exists already")
     return video

@@ -8,6 +8,7 @@ import torch
 from baselines.evaluate import PARAMETERS, Args, main, policy
 from baselines.torch_io import arrays_of
 from baselines.torch_networks import make_network
+from cleanba import play
 from cleanba.record.schema import RunInfo
 from cleanba.run.command_line import BadInput
 
@@ -80,6 +81,13 @@ def test_a_video_is_recorded_and_never_overwritten(run):
     assert video.read_bytes()[4:8] == b"ftyp"
     with pytest.raises(BadInput, match="exists already"):
         main(Args(run=str(run), episodes=1, video=str(video)))
+
+
+@pytest.mark.parametrize("run", ["monobeast_study"], indirect=True)
+def test_without_imageio_a_video_is_refused_before_the_game(run, monkeypatch):
+    monkeypatch.setattr(play, "find_spec", lambda _: None)
+    with pytest.raises(BadInput, match="imageio is not installed"):
+        main(Args(run=str(run), video=str(run / "game.mp4")))
 
 
 @pytest.mark.parametrize("run", ["moolib_atari"], indirect=True)
