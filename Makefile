@@ -36,7 +36,7 @@ FOLDER = $(basename $(notdir $(STUDY)))$(if $(filter-out cpu,$(PRESET)),-$(PRESE
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11
 FIGURES += hts_fig4 hts_fig4_left hts_fig4_right hts_fig5a hts_fig5b
 TABLES := table1 runtimes hts_table1 hts_table2 hts_table4 hts_table5 masking_table2 guidance_table1
-.PHONY: help setup quickstart study report reports site publish-results publish audit $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
+.PHONY: help setup quickstart study report videos reports site publish-results publish audit $(FIGURES) $(TABLES) rlops lag certify check-bits replay check test soak lint format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_ -]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ study: .venv/installed ## run a study: STUDY=quickstart [PRESET=cpu] [DRY_RUN=1]
 report: .venv/installed ## write the page of a study to site/: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
 	$(call need,STUDY,quickstart)$(BIN)/python -m reports.build $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --out $(call quoted,$(SITE)/$(FOLDER))
 	@$(BIN)/python -m reports.index --no-build --out $(call quoted,$(SITE))
+
+videos: .venv/installed ## record a game of each system's trained network, for the page: STUDY=quickstart [PRESET=cpu] [RUNS=runs]
+	$(call need,STUDY,quickstart)$(BIN)/python -m experiments.videos $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER))
 
 reports: .venv/installed ## write the pages of all studies in runs/ to site/, and their index
 	$(BIN)/python -m reports.index --runs $(call quoted,$(RUNS)) --out $(call quoted,$(SITE))

@@ -80,7 +80,7 @@ class Args:
     episodes: NumEpisodes = EVALUATION_EPISODES
     """Number of episodes, each in a separate environment."""
     video: str | None = None
-    """MP4 file for a video of the first episode."""
+    """MP4 file for a video of the first episode, of at most two minutes."""
 
 
 def main(args: Args) -> None:

@@ -107,7 +107,7 @@ def evaluate(model: Model, episodes: int, video: Path | None = None) -> np.ndarr
     Args:
       model: the saved model.
       episodes: number of episodes.
-      video: MP4 file to write of the first environment's episode, or None.
+      video: MP4 file to write of the first environment's episode, of at most two minutes, or None.
 
     Returns:
       Unclipped returns [episodes].
@@ -225,7 +225,7 @@ class Args:
     episodes: NumEpisodes = EVALUATION_EPISODES
     """Number of episodes, each in a separate environment."""
     video: str | None = None
-    """MP4 file for a video of the first episode."""
+    """MP4 file for a video of the first episode, of at most two minutes."""
 
 
 def find_model(path: Path) -> Path:

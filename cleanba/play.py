@@ -16,6 +16,9 @@ NumEpisodes = Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")]
 
 EVALUATION_EPISODES = 10  # as CleanRL evaluates a saved model
 VIDEO_FPS = 15  # agent steps per second of a video: Atari's 60 frames a second, 4 a step
+MOST_FRAMES = (
+    120 * VIDEO_FPS
+)  # of a video, which is held in memory; a game of Atari may have 27,000
 
 
 def _picture(envs: Any, obs: np.ndarray) -> np.ndarray:
@@ -47,7 +50,7 @@ def play(
       seed: seed of the run that trained the policy.
       preprocessing: name of the Atari wrappers.
       episodes: number N of episodes and environments.
-      video: MP4 file to write of the first environment's episode, or None.
+      video: MP4 file to write of the first environment's episode, of at most two minutes, or None.
 
     Returns:
       Unclipped returns [N].
@@ -60,7 +63,7 @@ def play(
     frames = []
     obs, _ = envs.reset()
     for t in range(spec.max_steps):
-        if video and np.isnan(returns[0]):
+        if video and np.isnan(returns[0]) and len(frames) < MOST_FRAMES:
             frames.append(_picture(envs, obs))
         obs, reward, terminated, truncated, info = envs.step(act(obs, t))
         rewards = np.asarray(info.get("reward", reward))

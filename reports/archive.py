@@ -7,8 +7,9 @@ Writes `dist/<study>.zip`, a BagIt folder (RFC 8493):
     <study>/data/ro-crate-metadata.json               what is in it (https://w3id.org/ro/crate)
     <study>/data/runs/<study>/study.toml, <run>/...   study and records, with checkpoints as asked
 
-The same records give the same bytes. Logs, TensorBoard files, models and videos are left out: the records
-are enough to make all tables and figures, and to repeat the training.
+The same records give the same bytes. Logs, TensorBoard files and models are left out: the records are enough
+to make all tables and figures, and to repeat the training. Videos are published, because the page links to
+them.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from cleanba import __version__
 from cleanba.record import Run, find_runs, read_run
 from cleanba.record.checkpoints import ARRAYS, MARKER
 from cleanba.record.files import open_regular
-from cleanba.record.folder import CHECKPOINTS_FOLDER, INFO_FILE, PUBLISHED
+from cleanba.record.folder import CHECKPOINTS_FOLDER, INFO_FILE, PUBLISHED, VIDEOS
 from cleanba.record.redaction import is_private
 from cleanba.run.command_line import parse
 from reports import build
@@ -148,6 +149,7 @@ def stage(runs: Path, out: Path, checkpoints: Checkpoints) -> None:
         if problems := run.check_files(PUBLISHED):
             raise ReportError(f"{run.path}: {problems[0]}")
         names = [INFO_FILE, *(name for name in PUBLISHED if (run.path / name).is_file())]
+        names += [str(file.relative_to(run.path)) for file in sorted(run.path.glob(VIDEOS))]
         last = f"{len(run.updates()):08d}"
         saved = [
             path.parent.relative_to(run.path)

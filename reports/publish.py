@@ -1,7 +1,8 @@
 """Publishes the page of a study in the repository: `python -m reports.publish quickstart`.
 
 Builds the page as `reports.build` does, with the SHA-256 of the study's archive (reports/archive.py), and
-writes a small copy of it to `results/<study>/`: `result.json`, a Markdown page, and at most three figures.
+writes a small copy of it to `results/<study>/`: `result.json`, a Markdown page, at most three figures, and
+the videos.
 Then writes the index of all results, `results/README.md`. Nothing else here writes to tracked files.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, unquote
 
 import matplotlib as mpl
 import msgspec
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = Path(args.runs or f"runs/{args.name}")
         archive = archive_of(Path(args.archives) / f"{args.name}.zip", runs)
         page = build.build(args.name, runs, site, archive=archive)
-        files = publish(page, site / "figures", results)
+        files = publish(page, site, results)
     except build.ERRORS as error:
         return bad_input(error)
     for file in files:
@@ -110,12 +112,12 @@ def archive_of(file: Path, runs: Path) -> Archive:
     return Archive(file.name, file.stat().st_size, sha256(file))
 
 
-def publish(page: Page, figures: Path, results: Path) -> list[Path]:
+def publish(page: Page, site: Path, results: Path) -> list[Path]:
     """Write the published copy of a page, and the index of all published results.
 
     Args:
       page: the page.
-      figures: folder with the PNG files of its figures.
+      site: its folder, with the PNG files of its figures.
       results: folder of all results.
 
     Returns:
@@ -126,24 +128,29 @@ def publish(page: Page, figures: Path, results: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "result.json"
     if file.exists():
-        for figure in read_json(file).figures():
-            (folder / f"{figure.name}.png").unlink(missing_ok=True)
+        earlier = read_json(file)
+        for name in (*(f"{one.name}.png" for one in earlier.figures()), *videos(earlier)):
+            (folder / name).unlink(missing_ok=True)
+    for name, link in videos(page).items():
+        replace_file(folder / name, (site / unquote(link)).read_bytes())
     page = without_links(page)
     write_json(page, file)
     images = chosen(page)
     for name in images:
-        replace_file(folder / f"{name}.png", small_png(figures / f"{name}.png"))
+        replace_file(folder / f"{name}.png", small_png(site / "figures" / f"{name}.png"))
     replace_file(folder / "README.md", render.markdown_page(page, images))
     replace_file(results / "README.md", render.markdown_index(index.entries(results)))
-    names = ["result.json", "README.md", *(f"{name}.png" for name in images)]
+    names = ["result.json", "README.md", *(f"{name}.png" for name in images), *videos(page)]
     return [*(folder / name for name in names), results / "README.md"]
 
 
 def without_links(page: Page) -> Page:
-    """Return a page without links to run records, which are not published with it."""
+    """Return a page without links to run records, which are not published with it, but with its videos."""
 
     def plain(value: Value) -> Value:
-        return msgspec.structs.replace(value, link="") if isinstance(value, Cell) else value
+        if not isinstance(value, Cell):
+            return value
+        return msgspec.structs.replace(value, link=quote(video_name(value.link)))
 
     def unlinked(table: Table) -> Table:
         rows = tuple(tuple(map(plain, row)) for row in table.rows)
@@ -154,6 +161,23 @@ def without_links(page: Page) -> Page:
         for one in page.sections
     )
     return msgspec.structs.replace(page, sections=sections)
+
+
+def videos(page: Page) -> dict[str, str]:
+    """Return the links to videos, by the names of the published files."""
+    table = page.table("videos")
+    links = (
+        [one.link for row in table.rows for one in row if isinstance(one, Cell)] if table else []
+    )
+    return {video_name(link): link for link in links if video_name(link)}
+
+
+def video_name(link: str) -> str:
+    """Return the published name of a video: `<run>__<file>`; '' if the link leads to something else."""
+    path = Path(unquote(link))
+    if path.suffix != ".mp4":
+        return ""
+    return path.name if len(path.parts) == 1 else f"{path.parts[-3]}__{path.name}"
 
 
 def chosen(page: Page) -> list[str]:

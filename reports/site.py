@@ -71,7 +71,7 @@ def write_published(folder: Path, out: Path) -> None:
     """Write the HTML page of published results.
 
     Args:
-      folder: with `result.json` and the figures.
+      folder: with `result.json`, the figures and the videos.
       out: folder of the page.
 
     Raises:
@@ -92,6 +92,8 @@ def write_published(folder: Path, out: Path) -> None:
             shutil.copy(picture, figures)
             images[one.name] = render.data_address(picture)
     page = with_figures(page, images)
+    for video in folder.glob("*.mp4"):
+        shutil.copy(video, out)
     replace_file(out / "index.html", render.html_page(page, images, index="../index.html"))
     shutil.copy(folder / "result.json", out)
 

@@ -12,6 +12,7 @@ INFO_FILE = "run.json"
 ACTIONS_FILE = "actions/rollouts.bin"
 PUBLISHED = (*FILE_OF_ROW.values(), ACTIONS_FILE)  # of an archive, beside run.json and checkpoints
 CHECKPOINTS_FOLDER = "checkpoints"
+VIDEOS = "videos/*.mp4"  # pattern of the files
 LOG_FILE = "log.txt"  # the launcher's; it can grow after training has ended
 
 TEXT_SUFFIXES = {".jsonl", ".json", ".csv", ".tsv", ".txt", ".md"}

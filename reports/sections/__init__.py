@@ -26,6 +26,7 @@ SECTIONS: tuple[Callable[[StudyRuns], Section | None], ...] = (
     learning.curves_steps,
     learning.curves_time,
     learning.scores,
+    data.videos,
     execution.speeds,
     execution.run_times,
     execution.scaling,

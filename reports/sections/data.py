@@ -6,6 +6,7 @@ import msgspec
 
 from analysis.fingerprints import last_fingerprints
 from analysis.scores import Rule, final_scores
+from cleanba.record.folder import VIDEOS
 from experiments.study import explain
 from plots import style
 from reports import cells
@@ -44,7 +45,7 @@ def quality(study: StudyRuns) -> Section | None:
 
 
 def runs(study: StudyRuns) -> Section:
-    """Return one row per run, completed or not, with links to its record and video, and its command."""
+    """Return one row per run, completed or not, with a link to its record, and its command."""
     of_run = (
         final_scores(study.tables, Rule(study.score_episodes)).set_index("run")["score"].to_dict()
     )
@@ -62,18 +63,22 @@ def runs(study: StudyRuns) -> Section:
                 finite(of_run.get(row.run)),
                 finite(row.sps),
                 finite(row.seconds),
-                _video(folder, study.out),
                 prints.get(row.run, "")[:12] or None,
                 cells.command(row.command) or None,
             )
         )
-    columns = ("seed", "status", "steps", "score", "SPS", "seconds", "video", "last fingerprint")
+    columns = ("seed", "status", "steps", "score", "SPS", "seconds", "last fingerprint")
     found = table((*NAMES, *columns, "command"), rows)
     return Section("runs", "Runs", table=msgspec.structs.replace(found, code="command"))
 
 
-def _video(folder: Path, out: Path) -> Cell | None:
-    """Return a link to the video of a run, if it recorded one."""
-    file = next(iter(sorted(folder.glob("videos/*.mp4"))), None)
-    link = cells.file_link(file, out) if file else ""
-    return Cell("video", link=link) if link else None
+def videos(study: StudyRuns) -> Section | None:
+    """Return one row per run with a recorded video, with a link to it."""
+    rows = []
+    for row in in_order(study.tables.runs).itertuples():
+        for file in sorted(Path(str(row.run)).glob(VIDEOS)):
+            link = cells.file_link(file, study.out)
+            rows.append((*names(row), cells.seed(row.seed), Cell(file.name, link=link)))
+    text = "Games of trained networks, in environments that training did not use."
+    found = table((*NAMES, "seed", "video"), rows)
+    return Section("videos", "Videos", text, table=found) if rows else None

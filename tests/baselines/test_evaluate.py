@@ -1,5 +1,6 @@
 """The trained network of a torch baseline can be played with, and filmed."""
 
+import imageio.v2 as imageio
 import msgspec
 import numpy as np
 import pytest
@@ -81,6 +82,15 @@ def test_a_video_is_recorded_and_never_overwritten(run):
     assert video.read_bytes()[4:8] == b"ftyp"
     with pytest.raises(BadInput, match="exists already"):
         main(Args(run=str(run), episodes=1, video=str(video)))
+
+
+@pytest.mark.parametrize("run", ["monobeast_study"], indirect=True)
+def test_a_video_of_a_long_game_is_cut(run, monkeypatch):
+    monkeypatch.setattr(play, "MOST_FRAMES", 20)  # the game has 500
+    video = run / "game.mp4"
+    main(Args(run=str(run), episodes=1, video=str(video)))
+    with imageio.get_reader(video) as reader:
+        assert reader.count_frames() == 20
 
 
 @pytest.mark.parametrize("run", ["monobeast_study"], indirect=True)

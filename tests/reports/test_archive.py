@@ -71,10 +71,14 @@ def test_it_is_a_bag_and_a_research_object(study, tmp_path):
 
 
 def test_links_of_the_page_lead_to_records_inside_the_archive(study, tmp_path):
+    video = next((study / "runs/small").glob("moolib__*")) / "videos/Catch-v0.mp4"
+    video.parent.mkdir()
+    video.write_bytes(b"a video")
     (tmp_path / "unpacked").mkdir()
     data = unpack(publish(), tmp_path / "unpacked") / "data"
     links = re.findall(r'href="(runs/[^"]+)"', (data / "index.html").read_text())
-    assert len(set(links)) >= 4
+    assert len(set(links)) >= 5
+    assert any(link.endswith("/videos/Catch-v0.mp4") for link in links)
     assert all((data / unquote(link)).is_file() for link in links)
 
 

@@ -320,19 +320,19 @@ def test_the_page_says_what_its_scores_over_environments_exclude(place, undrawn)
     assert [(row[1], row[6], row[7]) for row in found] == [("a0-l0-t1", "2", "6")] * 2
 
 
-def test_a_recorded_video_is_linked_from_its_run(place, undrawn):
+def test_a_recorded_video_is_linked_with_its_run(place, undrawn):
     folder = "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s2"
     study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
     assert build.main(["small"]) == 0
-    assert "video" not in rows(section(pages(place, "small")[1], "Runs"))[0]
+    assert "## Videos" not in pages(place, "small")[1]
     (place / folder / "videos").mkdir()
     (place / folder / "videos/Catch-v0.mp4").write_bytes(b"a video")
     assert build.main(["small"]) == 0
     html, markdown = pages(place, "small")
-    assert f'<a href="../../{folder}/videos/Catch-v0.mp4">video</a>' in html
-    names, _, *runs = rows(section(markdown, "Runs"))
-    seed, video = names.index("seed"), names.index("video")
-    assert [run[seed] for run in runs if run[video] != "–"] == ["2"]
+    link = f"../../{folder}/videos/Catch-v0.mp4"
+    assert f'<a href="{link}">Catch-v0.mp4</a>' in html
+    (row,) = rows(section(markdown, "Videos"))[2:]
+    assert row == ["Catch-v0", "Cleanba PPO", "a0-l0-t1", "2", f"[Catch-v0.mp4]({link})"]
 
 
 def test_a_figure_of_an_earlier_build_does_not_stay_where_the_data_are_gone(place, undrawn):

@@ -11,7 +11,7 @@ from built import SYSTEMS, build_small
 from PIL import Image
 from synthetic_runs import study_folder
 
-from reports import archive, index, publish, render
+from reports import archive, index, publish, render, site
 from reports.page import Cell, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +82,28 @@ def test_publishing_again_replaces_what_was_published(place, undrawn, monkeypatc
     assert publish_small() == 0
     names = {file.name for file in (place / "results/small").glob("*.png")}
     assert names == {"curves_steps.png", "policy_lag.png", "speed.png", "mine.png"}
+
+
+def test_videos_are_published_and_on_the_site(place, undrawn, monkeypatch):
+    monkeypatch.setattr(publish, "small_png", lambda file: b"an image")
+    monkeypatch.setattr(site, "PAGES", ())
+    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
+    first, second = (place / f"runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s{n}" for n in (1, 2))
+    for run, content in ((first, b"a game"), (second, b"another game")):
+        (run / "videos").mkdir()
+        (run / "videos/Catch-v0.mp4").write_bytes(content)
+    assert publish_small() == 0
+    names = [f"{run.name}__Catch-v0.mp4" for run in (first, second)]
+    folder = place / "results/small"
+    assert [(folder / name).read_bytes() for name in names] == [b"a game", b"another game"]
+    assert all(f"]({name})" in (folder / "README.md").read_text() for name in names)
+    (place / "empty").mkdir()
+    assert site.main(["--runs", "empty", "--out", "public"]) == 0
+    assert (place / "public/small" / names[1]).read_bytes() == b"another game"
+    assert f'href="{names[1]}"' in (place / "public/small/index.html").read_text()
+    shutil.rmtree(second / "videos")
+    assert publish_small() == 0
+    assert [file.name for file in folder.glob("*.mp4")] == names[:1]
 
 
 def test_building_a_page_touches_no_published_one(place, undrawn):
