@@ -107,6 +107,16 @@ SYSTEMS = {
         for name in ("cleanba_ppo", "cleanba_impala")
         for suffix in ("", "-sync")
     },
+    # The original's arithmetic without its starts of games, which are no part of the algorithm.
+    "cleanba_impala-original": System(
+        "cleanba/cleanba_impala.py",
+        flags=_CLEANBA,
+        fixed={
+            "concurrency": True,
+            "compat": ["alignment", "mask", "gradient-scale", "seeds"],
+            "exp_name": "cleanba_impala-original",
+        },
+    ),
     "monobeast": System("baselines/monobeast_study.py", flags=_MONOBEAST),
     "moolib": System("baselines/moolib_atari/__main__.py", flags=_MOOLIB),
     "cleanrl_ppo": System("baselines/cleanrl_ppo.py", flags=_CLEANRL),

@@ -68,6 +68,7 @@ SYSTEMS: Mapping[str, SystemLook] = {
     "cleanba_ppo-sync": SystemLook("Cleanba PPO (synchronous)", CYAN, "s"),
     "cleanba_impala": SystemLook("Cleanba IMPALA", ORANGE, "^"),
     "cleanba_impala-sync": SystemLook("Cleanba IMPALA (synchronous)", OLIVE, "v"),
+    "cleanba_impala-original": SystemLook("Cleanba IMPALA (original arithmetic)", PINK, "D"),
     "cleanrl_ppo": SystemLook("CleanRL PPO", INK, "D"),
     "monobeast": SystemLook("monobeast IMPALA", PURPLE, "P"),
     "moolib": SystemLook("moolib IMPALA", GREEN, "X"),
