@@ -89,8 +89,8 @@ publish-results: publish ## write the archive of a study, and its page to result
 publish: .venv/installed ## write the records of a study to dist/, for anybody to audit: STUDY=quickstart [CHECKPOINTS=none|some|all] [AUTHORS="A; B"] [LICENSE=CC-BY-4.0] [OVERWRITE=1]
 	$(call need,STUDY,quickstart)$(BIN)/python -m reports.archive $(call quoted,$(FOLDER)) --runs $(call quoted,$(RUNS)/$(FOLDER)) --out $(call quoted,$(DIST)) --checkpoints $(call quoted,$(CHECKPOINTS)) --authors $(call quoted,$(AUTHORS)) --license $(call quoted,$(LICENSE)) $(if $(OVERWRITE),--overwrite)
 
-audit: .venv/installed ## verify what make publish wrote: ARCHIVE=dist/quickstart.zip [SEGMENTS=5] [SEED=...] [RUNS_MATCHING=...] [MODULE=...]
-	$(call need,ARCHIVE,dist/quickstart.zip)$(BIN)/python -m reports.audit $(call quoted,$(ARCHIVE)) --segments $(call quoted,$(SEGMENTS)) $(if $(SEED),--seed $(call quoted,$(SEED))) --runs-matching $(call quoted,$(RUNS_MATCHING)) $(if $(MODULE),--module $(call quoted,$(MODULE))) --out $(call quoted,$(SITE)/audits)
+audit: .venv/installed ## verify what make publish wrote: ARCHIVE=dist/quickstart.zip [SEGMENTS=5] [SEED=...] [RUNS_MATCHING=...] [MODULE=...] [RESUME=1]
+	$(call need,ARCHIVE,dist/quickstart.zip)$(BIN)/python -m reports.audit $(call quoted,$(ARCHIVE)) --segments $(call quoted,$(SEGMENTS)) $(if $(SEED),--seed $(call quoted,$(SEED))) --runs-matching $(call quoted,$(RUNS_MATCHING)) $(if $(MODULE),--module $(call quoted,$(MODULE))) $(if $(RESUME),--resume) --out $(call quoted,$(SITE)/audits)
 
 # figures of the papers, from runs or from published data
 $(FIGURES): .venv/installed

@@ -5,8 +5,9 @@
 3. Each run that can be repeated is repeated in part: its episodes are simulated from the recorded actions;
    segments of the training, which the auditor's seed draws, are computed again (cleanba/audit/segments.py).
 
-Writes the outcome as JSON, Markdown and HTML to `site/audits/<study>/`. Exit code 0: nothing was refuted. 1:
-something was. 2: the archive cannot be read.
+Writes the outcome as JSON, Markdown and HTML to `site/audits/<study>/`, again after every run, so that an
+interrupted audit can be continued (`--resume`). Exit code 0: nothing was refuted. 1: something was. 2: the
+archive cannot be read. 130: interrupted.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +51,7 @@ FIGURE = re.compile(
     r'(data:image/svg\+xml;base64,|<script type="application/gzip" id="svg-\w+">)[\w+/=]*'
 )
 LONGEST_REASON = 300  # characters
+INTERRUPTED = 130  # exit code, as shells report SIGINT
 LARGEST_PAGE = 64 * MB
 TONES = {"verified": "good", "refuted": "bad", "failed": "bad"}
 
@@ -60,17 +62,21 @@ class Audit(msgspec.Struct, kw_only=True):
     Attributes:
       archive: name of the file.
       sha256: SHA-256 of the file.
+      records: number of runs in the archive.
       segments: number of segments to repeat of each run.
       seed: seed that drew the segments.
+      module: module that repeats the training of other systems; "" for none.
       tables: first difference between the page and the one made from the records; "" if there is none.
       seconds: duration of each part.
-      runs: outcome of each run, by its name.
+      runs: outcome of each run that was checked, by its name.
     """
 
     archive: str
     sha256: str
+    records: int
     segments: int
     seed: int
+    module: str = ""
     tables: str
     seconds: dict[str, float]
     runs: dict[str, Outcome]
@@ -97,6 +103,8 @@ class Args:
     docs/adding-a-baseline.md."""
     runs_matching: str = ""
     """Regular expression that names of runs must contain to be checked; by default all are."""
+    resume: bool = False
+    """Continue an earlier audit of the archive: with its seed, and without the runs that it checked."""
     jobs: Count | None = None
     """Runs to check at a time; by default one per core."""
     out: str = "site/audits"
@@ -125,14 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             data = bag / "data"
             page = read_json(data / "result.json")
             records = records_of(data, bag.name, page)
-            audit = examine(args, file, data, page, records, pattern)
+            chosen = chosen_from(records, pattern, args)
+            audit = begin(args, file, data, page, records, out / "audit.json")
+            check_runs(chosen, args, audit, lambda: write(audit, page, out))
     except (*build.ERRORS, RecordError) as error:
         return bad_input(one_line(error))
-    out.mkdir(parents=True, exist_ok=True)
-    report = report_of(audit, page)
-    replace_file(out / "audit.json", msgspec.json.format(msgspec.json.encode(audit), indent=1))
-    replace_file(out / "README.md", render.markdown_page(report, ()))
-    replace_file(out / "index.html", render.html_page(report, {}))
+    except KeyboardInterrupt:
+        print("interrupted; make audit RESUME=1 continues it", file=sys.stderr)
+        return INTERRUPTED
+    report = write(audit, page, out)
     print("\n".join(map(one_line, (*report.finding, *report.caveats))))
     print(out / "index.html")
     return int(audit.refuted)
@@ -176,15 +185,22 @@ def pattern_of(text: str) -> re.Pattern[str]:
         raise BadInput(f"--runs-matching {text}: {error}") from None
 
 
-def examine(
-    args: Args,
-    file: Path,
-    data: Path,
-    page: Page,
-    records: Sequence[Path],
-    pattern: re.Pattern[str],
+def chosen_from(records: Sequence[Path], pattern: re.Pattern[str], args: Args) -> list[Path]:
+    """Return the records to check.
+
+    Raises:
+      BadInput: if no name of a run matches.
+    """
+    chosen = [path for path in records if pattern.search(path.name)]
+    if not chosen:
+        raise BadInput(f"{args.archive}: no run matches {args.runs_matching!r}")
+    return chosen
+
+
+def begin(
+    args: Args, file: Path, data: Path, page: Page, records: Sequence[Path], earlier: Path
 ) -> Audit:
-    """Check an unpacked archive.
+    """Check the tables of an unpacked archive; return an audit without runs, or an earlier one to continue.
 
     Args:
       args: the command line.
@@ -192,26 +208,60 @@ def examine(
       data: its unpacked content.
       page: its page.
       records: folders of its records.
-      pattern: of the names of the runs to check.
+      earlier: `audit.json` of the audit to continue.
+
+    Raises:
+      BadInput: if the earlier audit is of another archive, or has other segments, seed or module.
     """
-    chosen = [path for path in records if pattern.search(path.name)]
-    if not chosen:
-        raise BadInput(f"{file}: no run matches {args.runs_matching!r}")
-    seed = secrets.randbits(32) if args.seed is None else args.seed
+    digest = sha256(file)
+    found = read_audit(earlier) if args.resume and earlier.exists() else None
+    if found is not None:
+        seed = found.seed if args.seed is None else args.seed
+        given = (digest, args.segments, seed, args.module or "")
+        if given != (found.sha256, found.segments, found.seed, found.module):
+            module = f", module {found.module}" if found.module else ""
+            raise BadInput(
+                f"--resume: {earlier} has other arguments: archive {found.sha256[:12]}, segments "
+                f"{found.segments}, seed {found.seed}{module}"
+            )
     begun = time.perf_counter()
     tables = compare_page(page, data)
-    between = time.perf_counter()
-    runs = check_runs(chosen, args, seed)
-    seconds = {"tables": between - begun, "runs": time.perf_counter() - between}
     return Audit(
         archive=file.name,
-        sha256=sha256(file),
+        sha256=digest,
+        records=len(records),
         segments=args.segments,
-        seed=seed,
+        seed=found.seed if found else secrets.randbits(32) if args.seed is None else args.seed,
+        module=args.module or "",
         tables=one_line(tables),
-        seconds={name: round(value, 1) for name, value in seconds.items()},
-        runs=runs,
+        seconds={
+            "tables": round(time.perf_counter() - begun, 1),
+            "runs": found.seconds["runs"] if found else 0.0,
+        },
+        runs=found.runs if found else {},
     )
+
+
+def read_audit(file: Path) -> Audit:
+    """Read an `audit.json`.
+
+    Raises:
+      BadInput: if it is none.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Audit)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"--resume: {file}: {error}") from None
+
+
+def write(audit: Audit, page: Page, out: Path) -> Page:
+    """Write an audit as JSON, Markdown and HTML; return its page."""
+    out.mkdir(parents=True, exist_ok=True)
+    report = report_of(audit, page)
+    replace_file(out / "audit.json", msgspec.json.format(msgspec.json.encode(audit), indent=1))
+    replace_file(out / "README.md", render.markdown_page(report, ()))
+    replace_file(out / "index.html", render.html_page(report, {}))
+    return report
 
 
 def compare_page(page: Page, data: Path) -> str:
@@ -274,22 +324,42 @@ def same_value(then: object, now: object) -> bool:
     return not any(numbers) and then == now
 
 
-def check_runs(records: Sequence[Path], args: Args, seed: int) -> dict[str, Outcome]:
-    """Check the records of an archive, each in a process of its own; return the outcomes by name."""
-    jobs = args.jobs or len(os.sched_getaffinity(0))
-    sizes = {path: sum(x.stat().st_size for x in path.rglob("*.bin")) for path in records}
-    bar = tqdm(total=len(records), unit="run", disable=not args.progress)
-    with bar, tempfile.TemporaryDirectory() as compiled, ThreadPoolExecutor(jobs) as pool:
+def check_runs(
+    records: Sequence[Path], args: Args, audit: Audit, save: Callable[[], object]
+) -> None:
+    """Check records of an archive, each in a process of its own.
 
-        def check(path: Path) -> Outcome:
-            outcome = check_run(path, args, seed, compiled)
-            bar.update()
-            return outcome
-
+    Args:
+      records: folders of the records.
+      args: the command line.
+      audit: to which the outcomes are added; runs that it has already are not checked again, unless their
+        check ended abnormally.
+      save: called after each run.
+    """
+    begun = time.perf_counter() - audit.seconds["runs"]
+    left = [
+        x for x in records if x.name not in audit.runs or audit.runs[x.name].verdict == "failed"
+    ]
+    sizes = {path: sum(x.stat().st_size for x in path.rglob("*.bin")) for path in left}
+    bar = tqdm(
+        total=len(records), initial=len(records) - len(left), unit="run", disable=not args.progress
+    )
+    pool = ThreadPoolExecutor(args.jobs or len(os.sched_getaffinity(0)))
+    with bar, tempfile.TemporaryDirectory() as compiled:
         # The longest first, so that none is left over at the end.
-        ordered = sorted(records, key=lambda path: -sizes[path])
-        outcomes = dict(zip(ordered, pool.map(check, ordered), strict=True))
-    return {path.name: outcomes[path] for path in records}
+        ordered = sorted(left, key=lambda path: -sizes[path])
+        futures = {
+            pool.submit(check_run, path, args, audit.seed, compiled): path.name for path in ordered
+        }
+        try:
+            for future in as_completed(futures):
+                outcomes = {**audit.runs, futures[future]: future.result()}
+                audit.runs = dict(sorted(outcomes.items()))
+                audit.seconds["runs"] = round(time.perf_counter() - begun, 1)
+                save()
+                bar.update()
+        finally:
+            pool.shutdown(cancel_futures=True)  # if the audit is interrupted
 
 
 def check_run(path: Path, args: Args, seed: int, compiled: str) -> Outcome:
@@ -334,7 +404,9 @@ def report_of(audit: Audit, page: Page) -> Page:
         for name, outcome in audit.runs.items()
         if outcome.verdict in ("refuted", "failed")
     ]
-    caveats = [
+    left = audit.records - len(audit.runs)
+    caveats = [f"{left} of {audit.records} runs were not checked."] if left else []
+    caveats += [
         f"{sum(x.episodes for x in audit.runs.values()):,} episodes were simulated, and "
         f"{sum(x.updates for x in audit.runs.values()):,} updates repeated, in "
         f"{audit.seconds['runs']:,.0f} s; the tables took {audit.seconds['tables']:,.0f} s.",

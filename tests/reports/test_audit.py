@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from synthetic_runs import study_folder
 
+from cleanba.audit.replay import Outcome
 from reports import archive, audit, render
 from reports.archive import sha256, write_zip
 from reports.audit import Audit, same_value
@@ -232,6 +233,47 @@ def test_bad_input_is_one_line(tmp_path, capsys, synthetic):
         errors, ("--runs-matching (", "no run matches", "was not made by"), strict=True
     ):
         assert message in error
+
+
+def test_an_interrupted_audit_continues_where_it_stopped(synthetic, tmp_path, monkeypatch, capsys):
+    checked, write = [], audit.write
+
+    def check_run(path, args, seed, compiled):
+        verdict = "consistent only" if checked else "failed"
+        checked.append((path.name, seed))
+        return Outcome(verdict=verdict)
+
+    def write_and_stop(found, *where):
+        report = write(found, *where)
+        if len(found.runs) == 3:
+            raise KeyboardInterrupt
+        return report
+
+    monkeypatch.setattr(audit, "check_run", check_run)
+    monkeypatch.setattr(audit, "write", write_and_stop)
+    command = [str(synthetic), "--out", str(tmp_path), "--no-progress"]
+    assert audit.main([*command, "--resume", "--seed", "7"]) == 130
+    assert "RESUME=1" in capsys.readouterr().err
+    first = audit.read_audit(tmp_path / "small/audit.json").runs
+    assert len(first) == 3
+    assert "9 of 12 runs were not checked" in (tmp_path / "small/README.md").read_text()
+    kept = {name for name, outcome in first.items() if outcome.verdict != "failed"}
+    before = len(checked)
+    monkeypatch.setattr(audit, "write", write)
+    assert audit.main([*command, "--resume"]) == 0
+    found = audit.read_audit(tmp_path / "small/audit.json")
+    assert len(found.runs) == 12
+    assert {outcome.verdict for outcome in found.runs.values()} == {"consistent only"}
+    assert sorted(name for name, _ in checked[before:]) == sorted(set(found.runs) - kept)
+    assert {seed for _, seed in checked} == {7}
+    assert "not checked" not in (tmp_path / "small/README.md").read_text()
+    for other in (["--seed", "8"], ["--segments", "1"], ["--module", "baselines.ppo_microrts"]):
+        assert audit.main([*command, "--resume", *other]) == 2
+        assert "segments 5, seed 7" in capsys.readouterr().err
+    assert audit.read_audit(tmp_path / "small/audit.json") == found
+    (tmp_path / "small/audit.json").write_text("{}")
+    assert audit.main([*command, "--resume"]) == 2
+    assert "--resume: " in capsys.readouterr().err
 
 
 def rename(data, name):
