@@ -51,7 +51,7 @@ from cleanba.training import Trainer, TrainState, Update
 
 @dataclass(frozen=True)
 class Args:
-    """Hyperparameters (the paper's table 3) and, after them, hardware settings and logging."""
+    """Hyperparameters (of the original code) and, after them, hardware settings and logging."""
 
     env_id: Hyper[str] = "Breakout-v5"
     """EnvPool environment."""

@@ -20,9 +20,20 @@ from experiments.benchmarks.case import Column, Row, Table
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m experiments.benchmarks.page"
-# Rows of the README's table: systems of other authors, as this repository implements them.
-PEERS = ("cleanrl_ppo", "hts_rl_ppo", "monobeast_nature", "moolib_nature", "schemes_impala-impala",
-         "monobeast_resnet", "moolib_resnet")  # fmt: skip
+# Rows of the README's table: a system of Cleanba, and systems of other authors as this repository
+# implements them, with their display names.
+COMPARED = {
+    "cleanba_ppo-sync": "Cleanba (synchronous)",
+    "cleanrl_ppo": "CleanRL",
+    "hts_rl_ppo": "HTS-RL",
+    "cleanba_impala": "Cleanba",
+    "monobeast_nature": "monobeast",
+    "moolib_nature": "moolib",
+    "schemes_impala-impala": "worker scheme IMPALA, on Ray",
+    "cleanba_impala_resnet": "Cleanba",
+    "monobeast_resnet": "monobeast",
+    "moolib_resnet": "moolib",
+}
 NETWORKS = {"nature": "Nature CNN", "resnet": "ResNet"}
 BEGIN, END = f"<!-- made by {COMMAND} -->\n", "<!-- end -->\n"
 
@@ -65,21 +76,21 @@ def readme_table(found: Results) -> str:
     """Return the README's table: Cleanba's speed beside that of its peers.
 
     Raises:
-      BadInput: if a peer was not measured.
+      BadInput: if a system was not measured.
     """
     table = found.tables.get("systems")
     systems = {row.case: row.values for row in table.rows} if table else {}
-    missing = [name for name in PEERS if name not in systems]
+    missing = [name for name in COMPARED if name not in systems]
     if missing:
         raise BadInput(f"systems/{missing[0]} was not measured: run `make bench` without ARGS")
     rows = [
         "| algorithm, network | system | steps per second | Cleanba's speed relative to it |",
         "| --- | --- | ---: | ---: |",
     ]
-    for name in PEERS:
+    for name, shown in COMPARED.items():
         values = systems[name]
         what = f"{values['algorithm'].upper()}, {NETWORKS[values['network']]}"
-        rows.append(f"| {what} | {name} | {values['speed']:,.0f} | {values['ratio']:.2f} |")
+        rows.append(f"| {what} | {shown} | {values['speed']:,.0f} | {values['ratio']:.2f} |")
     where = f"{found.cores} cores of {article(found.processor)}"
     caption = (
         f"Steps per second on {where}, Pong-v5, 16 environments x 20 steps "
