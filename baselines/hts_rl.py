@@ -591,10 +591,7 @@ def prepare(args: Args) -> Plan:
     checkpoint_every = checkpoint_interval(args.checkpoints, num_updates)
     run = run_id(system, args.env_id, args.seed, args.run, setting)
     check_run(run, args.num_envs, overwrite=args.run.overwrite)
-    spec = describe_env(args.env_id, args.atari_preprocessing)
-    if not spec.obs_shape:
-        raise BadInput(f"--env-id {args.env_id}: its observations are single numbers")
-    spec = as_stepped(spec)
+    spec = as_stepped(describe_env(args.env_id, args.atari_preprocessing))
     name = choose_network(args.network, spec, images="nature")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # the bits of an orthogonal initialisation depend on them

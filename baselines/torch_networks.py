@@ -234,6 +234,8 @@ def choose_network(name: str, spec: EnvSpec, images: str = "resnet") -> str:
     Raises:
       ValueError: with one line, if no network or not this one fits.
     """
+    if not spec.obs_shape:
+        raise ValueError(f"--env-id {spec.env_id}: its observations are single numbers")
     has_images = len(spec.obs_shape) == 3
     if has_images and min(spec.obs_shape[1:]) < SMALLEST_SIDE:
         raise ValueError(

@@ -252,13 +252,14 @@ def ppo_loss(
     log_ratio = logprob - batch.logprobs
     ratio = jnp.exp(log_ratio)
     advantages = batch.advantages
+    count = jnp.maximum(moments.count, 1)  # a minibatch may hold only reset steps
     if args.norm_adv and not restores(args.compat, "advantages"):
-        deviation = jnp.sqrt(moments.deviations / moments.count)
+        deviation = jnp.sqrt(moments.deviations / count)
         advantages = (advantages - moments.mean) / (deviation + 1e-8)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
 
     def mean(x: jax.Array) -> jax.Array:
-        return (x * batch.mask).sum() / moments.count
+        return (x * batch.mask).sum() / count
 
     policy_loss = mean(jnp.maximum(-advantages * ratio, -advantages * clipped_ratio))
     value_loss = mean(0.5 * jnp.square(value - batch.returns))

@@ -153,7 +153,7 @@ def describe_env(env_id: str, preprocessing: str = "machado") -> EnvSpec:
     check_env_id(env_id)
     envs = make_envs(env_id, [0], preprocessing=preprocessing)
     actions, observations = envs.action_space, envs.observation_space
-    if not hasattr(actions, "n") or not hasattr(observations, "shape"):
+    if not hasattr(actions, "n") or observations.shape is None:  # of a dictionary, None
         raise ValueError(f"--env-id {env_id}: needs discrete actions and an array as observation")
     return EnvSpec(
         env_id,

@@ -1,8 +1,8 @@
 """The networks of the paper: IMPALA ResNet, Nature CNN, and an MLP for vector observations.
 
-Each is a Flax module from a batch of observations to the logits of a categorical policy and a
-value. Images have EnvPool's format, uint8 [B, stack, height, width]. `portable`: products that have the same
-bits on every processor, see exact/layers.py.
+Each is a Flax module from a batch of observations to the logits of a categorical policy and a value. Images
+are EnvPool's: uint8 [B, stack, height, width], of football [B, height, width, stack]. `portable`: products
+that have the same bits on every processor, see exact/layers.py.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from flax.linen.initializers import constant, lecun_normal
 from cleanba.exact.layers import conv, dense, max_pool_3x3_stride_2, orthogonal
 
 NETWORKS = ("resnet", "nature", "mlp")
+SMALLEST_SIDE = 36  # of an image, in pixels, that the Nature CNN's convolutions can take
 
 
 class Dense(nn.Module):
@@ -111,7 +112,8 @@ def _heads(hidden: jax.Array, num_actions: int, portable: bool) -> tuple[jax.Arr
 
 
 def _nhwc(x: jax.Array) -> jax.Array:
-    return jnp.transpose(x, (0, 2, 3, 1))
+    """Return images with their channels last; EnvPool's football has them so already."""
+    return x if x.shape[3] < x.shape[1] else jnp.transpose(x, (0, 2, 3, 1))
 
 
 class ImpalaResNet(nn.Module):
@@ -127,7 +129,7 @@ class ImpalaResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return logits [B, num_actions] and values [B] for images [B, stack, H, W] (uint8)."""
+        """Return logits [B, num_actions] and values [B] for uint8 images, see the module."""
         x = _nhwc(x).astype(jnp.float32) / 255.0
         for channels in self.channels:
             x = ConvSequence(channels, self.portable)(x)
@@ -147,7 +149,7 @@ class NatureCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return logits [B, num_actions] and values [B] for images [B, stack, H, W] (uint8)."""
+        """Return logits [B, num_actions] and values [B] for uint8 images, see the module."""
         first, second, third = self.channels
         x = nn.relu(StridedConv(first, 8, 4, self.portable)(_nhwc(x), scale=1 / 255))
         x = nn.relu(StridedConv(second, 4, 2, self.portable)(x))
@@ -192,6 +194,10 @@ def check_fits(name: str, obs_shape: Sequence[int]) -> None:
     if name in NETWORKS and images != (name != "mlp"):
         fits = "resnet or nature" if images else "mlp"
         raise ValueError(f"--network {name}: observations are {tuple(obs_shape)}; choose {fits}")
+    if name == "nature" and sorted(obs_shape)[1] < SMALLEST_SIDE:
+        raise ValueError(
+            f"--network nature: images of {tuple(obs_shape)} are too small; choose resnet"
+        )
 
 
 def make_network(

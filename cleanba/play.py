@@ -91,11 +91,21 @@ def new_video(name: str | None) -> Path | None:
       BadInput: with one line, if it exists already, or cannot be written without imageio.
     """
     video = Path(name) if name else None
-    if video and find_spec("imageio") is None:
-        raise BadInput("--video: imageio is not installed (pip install .[video])")
+    if video:
+        check_imageio("--video")
     if video and video.exists():
         raise BadInput(f"--video {video}: exists already")
     return video
+
+
+def check_imageio(flag: str) -> None:
+    """Refuse a flag that asks for a video where imageio is not installed.
+
+    Raises:
+      BadInput: with one line.
+    """
+    if find_spec("imageio") is None:
+        raise BadInput(f"{flag}: imageio is not installed (pip install .[video])")
 
 
 def describe_returns(returns: np.ndarray) -> str:

@@ -17,6 +17,7 @@ from cleanba.environments import EnvSpec, describe_env, env_seeds
 from cleanba.exact import placement
 from cleanba.exact.placement import Hardware, Placement
 from cleanba.networks import check_fits, default_network, make_network
+from cleanba.play import check_imageio
 from cleanba.record import RecordError, check_idle, check_writable, checkpoints, read_run
 from cleanba.record.actions import Shape
 from cleanba.record.checkpoints import Checkpoint
@@ -179,6 +180,8 @@ def prepare_run(
     resume = args.resuming.resume
     if args.run.overwrite and resume:
         raise ValueError("--overwrite deletes the earlier run, --resume continues it: give one")
+    if args.model.capture_video:
+        check_imageio("--capture-video")
     num_envs = resolve_num_envs(args.num_envs, args.local_num_envs, args.hardware, default_num_envs)
     batch_size = num_envs * args.num_steps
     if args.total_timesteps < batch_size:

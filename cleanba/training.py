@@ -189,7 +189,9 @@ def train(setup: Setup, trainer: Trainer) -> TrainState:
     if setup.checkpoint is not None:
         arrays = checkpoints.load(setup.checkpoint)
         state, previous = from_arrays(arrays, state, setup.args.concurrency)
-    if len(set(exchange.gather_bytes(b"%d" % setup.updates_done))) > 1:
+    with _naming_lost_processes(setup):
+        found = exchange.gather_bytes(b"%d" % setup.updates_done)
+    if len(set(found)) > 1:
         raise RuntimeError("the processes found different checkpoints: do they share the folder?")
     with contextlib.ExitStack() as stack:
         # Only the first process logs. The log is closed after the actors.

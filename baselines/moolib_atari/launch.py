@@ -261,7 +261,8 @@ def find_torchrun() -> Torchrun | None:
     if attempt:
         store = torchrun_store()
         resumes = store.check([BEGUN]) and int(store.get(BEGUN)) < attempt
-    return Torchrun(rank, world_size, attempt, resumes)
+    one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    return Torchrun(rank, world_size, attempt, resumes, one_machine)
 
 
 def announce_begun(torchrun: Torchrun) -> None:
@@ -301,7 +302,7 @@ def train_under_torchrun(
         time.sleep(SECONDS_BETWEEN_LOOKS)
     if plan.args.hardware.transport == "moolib" and torchrun.rank == 0:
         start_broker(store.store)
-    host = HOST if os.environ.get("LOCAL_WORLD_SIZE") == str(torchrun.world_size) else None
+    host = HOST if torchrun.one_machine else None
     try:
         peer = Peer(
             plan.args,

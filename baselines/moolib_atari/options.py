@@ -122,6 +122,7 @@ class Torchrun(NamedTuple):
     world_size: int
     attempt: int  # number of times that it has restarted all processes
     resumes: bool  # an earlier attempt has begun the record
+    one_machine: bool  # all processes are on this machine
 
 
 class Plan(NamedTuple):
@@ -154,6 +155,8 @@ def prepare(args: Args, torchrun: Torchrun | None = None) -> Plan:
                 "--transport moolib: the moolib library is not installed (it is in no package "
                 "registry: github.com/facebookresearch/moolib); --transport torch needs nothing more"
             ) from None
+        if torchrun is not None and not torchrun.one_machine:
+            raise BadInput("--transport moolib: its broker serves the peers of one machine only")
     num_peers = args.hardware.num_peers
     if args.preset != "none":
         preset = PRESETS[args.preset]

@@ -260,13 +260,12 @@ def main(args: Args) -> None:
     """Check the options, train, and record it."""
     plan = prepare(args)
     torch.set_num_threads(1)
-    with begin_log(plan) as log:
-        with ray_for(plan):
-            updater = make_update_worker(plan)
-            recorder = Recorder(log)
-            while not updater.done:
-                recorder.write(updater.step(), updater.network, updater.done)
-            updater.end()
+    with ray_for(plan), begin_log(plan) as log:
+        updater = make_update_worker(plan)
+        recorder = Recorder(log)
+        while not updater.done:
+            recorder.write(updater.step(), updater.network, updater.done)
+        updater.end()
         save_parameters(updater.network, plan.run.directory / "model.npz")
 
 

@@ -1,6 +1,7 @@
 """The options of a run, and their checks; schemes.py has the presets of the paper."""
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
@@ -17,6 +18,7 @@ from baselines.worker_schemes.schemes import (
     Scheme,
     choose_part,
 )
+from baselines.worker_schemes.workers import SMALLEST_SHARE
 from cleanba.run.arguments import (
     LARGEST,
     Count,
@@ -256,7 +258,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 APE_X_DEFAULTS = {
     "dqn": {"double": True, "dueling": True, "n_step": 3, "first_priorities": "actors"},
 }
-# Steps of a minibatch in a full rollout: some only reset an environment, and PPO normalizes over the others.
+# Least steps of a minibatch: some only reset an environment, and PPO normalizes over the others.
 LEAST_STEPS = {"ppo": 8, "a2c": 2}
 OF_PRIORITIES = ("priority_exponent", "importance_exponent", "first_priorities")
 
@@ -331,10 +333,14 @@ def prepare(args: Args) -> Plan:
     if args.hardware.ray_address is not None and args.hardware.local_nodes > 1:
         raise BadInput("--local-nodes: starts a cluster on this machine, so not with --ray-address")
     batch = args.num_steps * args.num_envs
-    if args.agent in LEAST_STEPS and args.num_minibatches > batch // LEAST_STEPS[args.agent]:
+    shortest = batch if threshold == 1 else int(batch * SMALLEST_SHARE)
+    if args.agent in LEAST_STEPS and args.num_minibatches > shortest // LEAST_STEPS[args.agent]:
         raise BadInput(
-            f"--num-minibatches {args.num_minibatches}: too many for the {batch} steps of a rollout"
+            f"--num-minibatches {args.num_minibatches}: too many for the {shortest} steps of the shortest "
+            "rollout"
         )
+    if (scheme.gradient_workers or scheme.collection_workers) and find_spec("ray") is None:
+        raise BadInput(f"--scheme {args.scheme}: Ray is not installed (pip install .[ray])")
     if args.agent == "r2d2" and args.num_steps % args.unroll:
         raise BadInput(f"--num-steps {args.num_steps}: not a multiple of --unroll {args.unroll}")
     if args.elites > args.plans:

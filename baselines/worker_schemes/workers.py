@@ -319,7 +319,7 @@ class UpdateWorker:
         self._total_steps, self._max_norm, self._anneal = total_steps, max_grad_norm, anneal
         self._optimizer = agent.algorithm.make_optimizer(self.network)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._exhausted = True
+        self._exhausted = set(range(workers.size))  # workers without a batch to learn from
         self._learned = 0  # steps whose batches have all been learned from
         self._begun = [0] * workers.size  # steps of each worker whose batches have partly been
         self._asked = False
@@ -346,7 +346,8 @@ class UpdateWorker:
         else:
             shared = self._workers.share(parameters_of(self.network))
             if self._exhausted and self._threshold < 1:
-                for index in workers:
+                # A replaced worker is out of step; it must not preempt, or be preempted by, the others.
+                for index in sorted(self._exhausted):
                     self._workers.ask(index, "collect", shared, self.version)
                 self._workers.take_all(self._threshold, ("preempt", self.version))
             for index in workers:
@@ -362,8 +363,8 @@ class UpdateWorker:
             if gradient.exhausted:
                 self._learned += self._begun[index]
                 self._begun[index] = 0
-        self._exhausted = any(gradient.exhausted for gradient in gradients)
-        ends = self._exhausted and self.steps >= self._total_steps
+        self._exhausted = {index for index, gradient in answers if gradient.exhausted}
+        ends = bool(self._exhausted) and self.steps >= self._total_steps
         if not self._asynchronous:
             self.done = ends
         elif ends:  # the others finish their rollouts

@@ -46,6 +46,7 @@ from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, run_command_line
 from cleanba.run.flags import flags
 from cleanba.run.log import versions
+from cleanba.run.options import check_name
 
 NUM_MINIBATCHES = 2
 PARAMETERS = "['params']"  # begins the name of each parameter in a checkpoint
@@ -111,6 +112,7 @@ def check(args: Args) -> None:
     for env_id in args.env_id:
         try:
             check_env_id(env_id)
+            check_name("--name", args.name or default_name(args))
         except ValueError as error:
             raise BadInput(str(error)) from None
     # each group contributes the same number of environments to each minibatch
@@ -135,14 +137,19 @@ def default_name(args: Args) -> str:
     parts = ["processors"] if args.processors else []
     parts += ["quick"] if args.quick else []
     parts += [] if args.portable else ["no-portable"]
-    for field in ("algo", "architecture", "env_id", "network"):
+    for field in ("algo", "architecture", "env_id", "network", "layouts"):
         if getattr(args, field) != getattr(Args(), field):
             parts += getattr(args, field)
+    for field in ("updates", "num_envs", "num_steps", "seed"):
+        if getattr(args, field) != getattr(Args(), field):
+            parts.append(f"{field.replace('_', '-')}-{getattr(args, field)}")
+    if args.trainers != Args().trainers:
+        parts.append("other-trainers")
     if args.reduction != "groups":
         parts.append(args.reduction)
     if args.platform != "cpu":
         parts.append(args.platform)
-    return "-".join(parts).lower() or "custom"
+    return "-".join(parts).lower()
 
 
 def tasks(args: Args) -> list[tuple[str, str]]:

@@ -59,7 +59,10 @@ def run_trial(program: Program, setting: Setting, runs_dir: Path) -> Trial:
     limit = SECONDS_PER_EMULATED_TRIAL if setting.processor else SECONDS_PER_TRIAL
     timer = threading.Timer(limit, lambda: [p.kill() for p in processes])
     timer.start()
-    messages = [process.communicate()[1] for process in processes]
+    with ThreadPoolExecutor(
+        len(processes)
+    ) as pool:  # a full pipe would stop a process, and so the others
+        messages = list(pool.map(lambda process: process.communicate()[1], processes))
     timer.cancel()
     seconds = time.perf_counter() - start
     for process, message in zip(processes, messages, strict=True):

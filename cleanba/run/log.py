@@ -29,6 +29,7 @@ from cleanba.record import (
     source_revision,
     tensorboard,
 )
+from cleanba.run.command_line import BadInput
 from cleanba.run.options import RunId, TrackingOptions
 
 SECONDS_BETWEEN_LINES = 5.0  # of progress
@@ -200,12 +201,14 @@ class RunLog:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         """Close everything; the exception, if any, decides the record's status."""
-        if self._progress is not None:
-            self._progress.close()
-        self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=int(error is not None))
-        self.record.__exit__(kind, error, trace)
+        try:
+            if self._progress is not None:
+                self._progress.close()
+            self._board.close()
+            if self._wandb is not None:  # it uploads, which may fail or be interrupted
+                self._wandb.finish(exit_code=int(error is not None))
+        finally:
+            self.record.__exit__(kind, error, trace)
         if error is None:
             _print(f"completed: {shlex.quote(str(self.directory))}")
 
@@ -270,8 +273,10 @@ class ProgressLines:
 
 
 def _start_wandb(options: TrackingOptions, info: RunInfo, runs_dir: str) -> Any:
-    import wandb
-
+    try:
+        import wandb
+    except ImportError:
+        raise BadInput("--track: wandb is not installed (pip install .[track])") from None
     mode = os.environ.get("WANDB_MODE")
     if mode is None and not wandb.login(prompt=False):
         print("no Weights & Biases API key: tracking offline (wandb sync uploads it later)")

@@ -155,9 +155,9 @@ def check_run(
         `runs_dir` that is not a writable folder.
       RecordError: if there is a record already and `overwrite` is not given.
     """
-    _check_name("--study", run.study)
-    _check_name("--setting", run.setting)
-    _check_name("--exp-name", run.system)
+    check_name("--study", run.study)
+    check_name("--setting", run.setting)
+    check_name("--exp-name", run.system)
     name = run.directory.name
     if len(name.encode()) > LONGEST_FOLDER:
         raise ValueError(f"--setting: the folder's name, {name[:40]}..., is too long ({len(name)})")
@@ -176,8 +176,12 @@ def _check_folder(run: RunId) -> None:
         raise ValueError(f"--runs-dir {run.runs_dir}: {there} is {what}")
 
 
-def _check_name(flag: str, name: str) -> None:
-    """Refuse a name that would lead to another folder, or be shown as something else than it is."""
+def check_name(flag: str, name: str) -> None:
+    """Refuse a name that would lead to another folder, or be shown as something else than it is.
+
+    Raises:
+      ValueError: with one line.
+    """
     if not name or "/" in name or "\\" in name or name.startswith("."):
         raise ValueError(
             f"{flag} {name!r}: becomes part of a folder's name; it cannot be empty, begin with '.' "

@@ -31,6 +31,7 @@ from cleanba import cleanba_impala, networks
 from cleanba.actor_learner import GroupRollout
 from cleanba.environments import describe_env
 from cleanba.record import read_run
+from cleanba.run.command_line import BadInput
 from tests.baselines.flax_weights import copy_from_flax, flax_like
 from tests.command_lines import parsed, refusal
 
@@ -1031,6 +1032,15 @@ def test_presets_are_the_settings_of_the_paper(tmp_path):
         assert (args.batch_size, args.virtual_batch_size, args.unroll_length) == (32, 32, 20)
         assert (args.learning_rate, args.entropy_cost, args.grad_norm_clipping) == (6e-4, 6e-4, 40)
     assert total == {"base": 256, "workstation": 256, "mistake": 2048}
+
+
+def test_moolibs_own_transport_is_refused_on_several_machines(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "moolib", object())  # as if it were installed
+    args = parsed(options.Args, **SMALL, runs_dir=tmp_path, transport="moolib")
+    torchrun = options.Torchrun(0, 2, attempt=0, resumes=False, one_machine=True)
+    assert options.prepare(args, torchrun).args.hardware.num_peers == 2
+    with pytest.raises(BadInput, match="the peers of one machine only"):
+        options.prepare(args, torchrun._replace(one_machine=False))
 
 
 @pytest.mark.parametrize(

@@ -606,6 +606,48 @@ def test_an_asynchronous_run_ends_when_each_worker_has_learned_from_its_rollout(
     assert [u.learning_rate / rate for u in updates] == [1, 1, 0.5, 0.5, 0.5, 0]
 
 
+class InStep:
+    """A pool of two synchronous workers; `exhausted` has, for each update, who learned from a last batch."""
+
+    size = 2
+
+    def __init__(self, network, exhausted):
+        self.zeros = [np.zeros(p.shape, np.float32) for p in network.parameters()]
+        self.exhausted, self.collecting, self.replaced = list(exhausted), [], []
+
+    def share(self, value):
+        return value
+
+    def ask(self, index, method, *arguments):
+        if method == "collect":
+            self.collecting[-1].append(index)
+
+    def take_all(self, threshold=1.0, preempt=None):
+        if preempt is not None:
+            return [None] * len(self.collecting[-1])
+        ends = self.exhausted.pop(0)
+        return [Gradient(self.zeros, 1, {}, [], 0.0, 0.0, end, []) for end in ends]
+
+
+def test_only_workers_without_a_batch_collect_and_preempt_each_other(tmp_path):
+    """A replaced worker is out of step: it collects when the other learns."""
+    agent = options.prepare(parsed(options.Args, **SMALL, runs_dir=tmp_path)).agent
+    pool = InStep(agent.make_network(), [(True, True), (False, True), (True, False), (True, True)])
+    worker = UpdateWorker(
+        agent,
+        pool,
+        asynchronous=False,
+        preemption_threshold=0.5,
+        total_steps=10**6,
+        max_grad_norm=1.0,
+        anneal=False,
+    )
+    for _ in range(4):
+        pool.collecting.append([])
+        worker.step()
+    assert pool.collecting == [[0, 1], [0, 1], [1], [0]]
+
+
 class Sleeper:
     """A worker that dies, fails or sleeps as it is asked to."""
 

@@ -54,6 +54,11 @@ def test_environments_with_continuous_actions_are_refused():
         describe_env("Pendulum-v1")
 
 
+def test_observations_that_are_dictionaries_are_refused():
+    with pytest.raises(ValueError, match="needs discrete actions and an array as observation"):
+        describe_env("MiniGrid-Empty-5x5-v0")
+
+
 def test_episode_statistics_leave_out_the_step_that_resets():
     done = np.array([[0, 0], [1, 0], [0, 0], [0, 1], [1, 0]], bool)
     rewards = np.array([[1, 1], [1, 1], [9, 1], [1, 1], [1, 9]], float)

@@ -110,6 +110,16 @@ def test_ppo_loss_agrees_with_cleanrls_formulas_and_ignores_reset_steps():
     np.testing.assert_array_equal(again, ppo.ppo_loss(logits, value, batch, moments, args))
 
 
+def test_a_ppo_minibatch_of_reset_steps_alone_has_no_loss():
+    logits, value, batch, _ = ppo_batch()
+    mask = np.zeros_like(batch.mask)
+    moments = jax.tree.map(
+        lambda x: x[0], ppo.minibatch_moments(batch.advantages[None], mask[None])
+    )
+    losses = ppo.ppo_loss(logits, value, batch._replace(mask=mask), moments, ppo.Args())
+    assert [float(loss) for loss in losses] == [0.0] * len(losses)
+
+
 def test_parts_of_a_ppo_minibatch_add_up_to_the_whole():
     args = ppo.Args()
     logits, value, batch, moments = ppo_batch()

@@ -120,6 +120,17 @@ def test_networks_have_the_shapes_of_the_papers(name, shape, count):
     assert gain == pytest.approx(1.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["resnet", "nature"])
+def test_images_may_have_their_channels_last(name):
+    """EnvPool's football has images of 72 x 96 x 4."""
+    network = make_network(name, 3, portable=False)
+    first = np.random.default_rng(0).integers(0, 256, (2, 4, 72, 96), dtype=np.uint8)
+    params = network.init(jax.random.key(0), first)
+    last = np.moveaxis(first, 1, 3)
+    for there, here in zip(network.apply(params, first), network.apply(params, last), strict=True):
+        np.testing.assert_allclose(there, here, atol=1e-5)
+
+
 def test_the_default_network_follows_the_observation():
     assert default_network((4, 84, 84)) == "resnet"
     assert default_network((4,)) == "mlp"
@@ -140,3 +151,7 @@ def test_a_network_for_images_is_refused_for_vectors():
         check_fits("resnet", (4,))
     with pytest.raises(ValueError, match="choose resnet or nature"):
         check_fits("mlp", (4, 84, 84))
+    check_fits("nature", (72, 96, 4))
+    check_fits("resnet", (3, 20, 20))
+    with pytest.raises(ValueError, match="too small; choose resnet"):
+        check_fits("nature", (3, 20, 20))

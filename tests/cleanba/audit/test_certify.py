@@ -93,6 +93,27 @@ def test_a_planted_seed_that_depends_on_the_layout_is_caught(tmp_path):
     assert "different from update 1 on" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("", "default"),
+        ("--quick", "quick"),
+        ("--quick --updates 1", "quick-updates-1"),
+        ("--algo ppo --num-envs 16 --num-steps 8 --seed 2", "ppo-num-envs-16-num-steps-8-seed-2"),
+        ("--layouts a0-l0-d1-t2", "a0-l0-d1-t2"),
+        ("--trainers elsewhere", "other-trainers"),
+        ("--out elsewhere --jobs 1 --resume", "default"),
+    ],
+)
+def test_a_certificate_is_named_after_its_arguments(words, name):
+    assert certify.default_name(parse(certify.Args, words.split())) == name
+
+
+def test_a_name_that_leads_elsewhere_is_refused():
+    with pytest.raises(BadInput, match="--name 'a/b': becomes part of a folder's name"):
+        certify.check(certify.Args(name="a/b"))
+
+
 @pytest.mark.slow
 def test_a_run_that_fails_is_no_certificate(tmp_path):
     (tmp_path / "cleanba_impala.py").write_text("raise SystemExit('planted')")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cleanba.audit import trials
 from cleanba.audit.matrix import FULL, QUICK, Setting
-from cleanba.audit.trials import Program, batches
+from cleanba.audit.trials import Program, batches, run_trial
 from cleanba.record.layout import Layout
 
 
@@ -28,3 +29,25 @@ def test_batches_have_every_setting_once_and_at_most_as_many_processes_as_jobs(s
     assert sorted(x.name for batch in found for x in batch) == sorted(x.name for x in settings)
     for batch in found:
         assert sum(x.layout.processes for x in batch) <= jobs or len(batch) == 1
+
+
+# The second process fills its pipe before the first, which waits for it, can end.
+VERBOSE = """
+import os, sys, time
+from pathlib import Path
+done = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "done"
+if os.environ["SLURM_PROCID"] == "1":
+    sys.stderr.write("x" * 10**6)
+    done.touch()
+while not done.exists():
+    time.sleep(0.01)
+sys.exit("the last line")
+"""
+
+
+def test_a_process_may_print_much_while_another_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "SECONDS_PER_TRIAL", 30)
+    (tmp_path / "verbose.py").write_text(VERBOSE)
+    setting = Setting(Layout.parse("a0-l0-d2-t1"))
+    trial = run_trial(Program(tmp_path / "verbose.py", {}), setting, tmp_path)
+    assert trial.error == "exit code 1: the last line"

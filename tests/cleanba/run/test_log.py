@@ -10,8 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cleanba.record import Episode, RecordError, Rollout, Update, read_run
 from cleanba.run import log as log_module
+from cleanba.run.command_line import BadInput
 from cleanba.run.log import ResumePoint, RunLog, run_info, run_lengths
-from cleanba.run.options import RunId, RunOptions, check_run, run_id
+from cleanba.run.options import RunId, RunOptions, TrackingOptions, check_run, run_id
 
 
 def make_log(folder, **options):
@@ -44,6 +45,32 @@ def scalars(folder):
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     return {tag: [(e.step, e.value) for e in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_a_failed_upload_leaves_no_record_that_looks_as_if_it_were_running(tmp_path, monkeypatch):
+    class Tracker:
+        def log(self, scalars, step):
+            pass
+
+        def finish(self, exit_code):
+            raise OSError("no network")
+
+    monkeypatch.setattr(log_module, "_start_wandb", lambda *_: Tracker())
+    with (
+        pytest.raises(OSError, match="no network"),
+        make_log(tmp_path, tracking=TrackingOptions(track=True)) as log,
+    ):
+        log.write(*rows(1))
+    assert read_run(log.directory).completed
+
+
+def test_tracking_without_wandb_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        BadInput, match=r"--track: wandb is not installed \(pip install \.\[track\]\)"
+    ):
+        make_log(tmp_path, tracking=TrackingOptions(track=True))
+    assert not list(tmp_path.rglob("run.json"))
 
 
 def test_the_record_and_tensorboard_hold_what_was_written(tmp_path, capsys):
