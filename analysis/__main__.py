@@ -208,7 +208,9 @@ def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     if args.format == "json":
         results["version_shares"] = lag.all_version_shares(tables)
     elif len(results["by_actor"]) > MOST_ACTORS:
-        del results["by_actor"]  # too long for the terminal; JSON output has it
+        print(
+            f"by_actor: {len(results.pop('by_actor'))} rows, only in --format json", file=sys.stderr
+        )
     return results
 
 

@@ -5,6 +5,7 @@ learner's time, one must know how many of them work in parallel. Systems express
 different hyperparameters: this is the one place that knows them.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -46,5 +47,6 @@ def actors_and_learners(hyperparameters: object) -> ActorsAndLearners:
     if isinstance(hyperparameters, Mapping):
         for name, read in KINDS.items():
             if name in hyperparameters:
-                return read(hyperparameters)
+                with contextlib.suppress(KeyError, TypeError, ValueError):  # another system's
+                    return read(hyperparameters)
     return ActorsAndLearners()

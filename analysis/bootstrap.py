@@ -40,12 +40,11 @@ def draw_counts(sizes: Sequence[int], repetitions: int, rng: np.random.Generator
     Returns:
       `[N, R]` integers; within an environment of n runs every column sums to n.
     """
-    if max(sizes) > 255:
-        raise ValueError("at most 255 runs per environment")
-    counts = np.zeros((sum(sizes), repetitions), dtype=np.uint8)
+    small = np.min_scalar_type(max(sizes))  # uint8 for up to 255 runs per environment
+    counts = np.zeros((sum(sizes), repetitions), dtype=small)
     row = 0
     for size in sizes:
-        drawn = rng.integers(size, size=(size, repetitions), dtype=np.uint8)
+        drawn = rng.integers(size, size=(size, repetitions), dtype=small)
         last = row + size - 1
         counts[last] = size
         for run in range(size - 1):

@@ -373,8 +373,11 @@ def runs_needed(found: Comparison, alpha: float, margin: float) -> float:
     number of rows.
 
     Returns:
-      The smaller of the two numbers; infinity if neither is finite.
+      The smaller of the two numbers; infinity if neither is finite, or if a side's single run leaves the
+      spread unknown.
     """
+    if any(math.isnan(row.error) for row in found.rows):
+        return math.inf
     environments = len({row.env_id for row in found.rows})
     runs = min(found.runs) / environments
     power = special.ndtri(POWER)

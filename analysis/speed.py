@@ -99,7 +99,9 @@ def speed_by_option(tables: Tables, name: str) -> pd.DataFrame:
         {**_mapping(row.hardware), **_mapping(row.hyperparameters)}.get(name)
         for row in tables.runs.itertuples()
     ]
-    values = pd.to_numeric(pd.Series(values, index=tables.runs.index, dtype=object))
+    # a system of others may have a list or a word there
+    numbers = [value if isinstance(value, int | float) else np.nan for value in values]
+    values = pd.Series(numbers, index=tables.runs.index, dtype=float)
     frame = speed_by(tables, values.where(values > 0))
     baseline = _baselines(frame)
     frame["speedup"] = [

@@ -51,10 +51,12 @@ def check_flags(runs: Sequence[PlannedRun]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "experiments.flag_check"],
         input=msgspec.json.encode(commands),
-        stdout=subprocess.PIPE,
+        capture_output=True,
         cwd=systems.ROOT,
-        check=True,
     )
+    if done.returncode:
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise StudyError(f"the flags of the programs cannot be checked: {last}")
     if line := done.stdout.decode().strip():
         raise StudyError(line)
 
@@ -62,7 +64,7 @@ def check_flags(runs: Sequence[PlannedRun]) -> None:
 def _commands(runs: Iterable[PlannedRun]) -> Iterable[Command]:
     seen = set()
     for run in runs:
-        kind = (run.system, run.setting, msgspec.json.encode(dict(run.hyperparameters)))
+        kind = (run.system, msgspec.json.encode((run.setting, dict(run.hyperparameters))))
         if kind in seen or not _is_ours(run.program.script):
             continue
         seen.add(kind)

@@ -101,10 +101,12 @@ def study_lock(directory: Path) -> Iterator[int | None]:
     """
     descriptor = os.open(directory / ".launch.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield descriptor
-    except BlockingIOError:
-        yield None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
+        yield descriptor if free else None
     finally:
         os.close(descriptor)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis import aggregates, bootstrap, references
 from cleanba.run.arguments import Count
-from cleanba.run.command_line import run_command_line
+from cleanba.run.command_line import BadInput, run_command_line
 from experiments import verdict_rates
 
 
@@ -82,6 +82,8 @@ def measure_random(episodes: int) -> None:
     import envpool
 
     size = 100
+    if episodes % size:
+        raise BadInput(f"--episodes {episodes}: must be a multiple of {size}")
     for env_id in references.SOLVED:
         envs = envpool.make(env_id, "gymnasium", num_envs=size, seed=0)
         rng = np.random.default_rng(0)

@@ -426,8 +426,11 @@ def _choose_preset(
     path: Path, sizes: Mapping[str, _Preset], preset: str | None, is_copy: bool
 ) -> str:
     folder = path.resolve().parent.name
-    named = [one for one in sizes if one != DEFAULT_PRESET and folder.endswith(f"-{one}")]
-    own = named[0] if is_copy and named else DEFAULT_PRESET
+    others = sorted((one for one in sizes if one != DEFAULT_PRESET), key=len)
+    if not is_copy and (ends := [one for one in others if path.stem.endswith(f"-{one}")]):
+        raise StudyError(f"{path.name}: a study with a preset {ends[0]!r} cannot end in -{ends[0]}")
+    named = [one for one in others if folder.endswith(f"-{one}")]
+    own = named[-1] if is_copy and named else DEFAULT_PRESET
     if is_copy and preset not in (None, own):
         raise StudyError(f"{path}: holds the records of preset {own!r}, not {preset!r}")
     preset = preset or own

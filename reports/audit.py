@@ -39,6 +39,7 @@ from cleanba.record import RecordError, find_runs, replace_file
 from cleanba.record.files import MB, read_file
 from cleanba.run.arguments import Count, CountOrZero
 from cleanba.run.command_line import BadInput, parse
+from experiments.pool import available_cores
 from reports import build, render
 from reports.archive import sha256
 from reports.page import Cell, Page, Section, Table, Value, read_json
@@ -344,7 +345,7 @@ def check_runs(
     bar = tqdm(
         total=len(records), initial=len(records) - len(left), unit="run", disable=not args.progress
     )
-    pool = ThreadPoolExecutor(args.jobs or len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(args.jobs or len(available_cores()))
     with bar, tempfile.TemporaryDirectory() as compiled:
         # The longest first, so that none is left over at the end.
         ordered = sorted(left, key=lambda path: -sizes[path])

@@ -34,7 +34,18 @@ from plots.learning_curves import MANY
 from reports import cells, findings, render
 from reports.caveats import caveats
 from reports.explorer import specification
-from reports.page import Archive, Cell, Figure, Page, Section, Table, Value, shown, write_json
+from reports.page import (
+    Archive,
+    Cell,
+    Figure,
+    Page,
+    Section,
+    Table,
+    Value,
+    earlier_figures,
+    shown,
+    write_json,
+)
 from reports.sections import SECTIONS
 from reports.study import ReportError, StudyRuns, commands, read_study
 
@@ -95,10 +106,11 @@ def build(
     figures = {one.name for one in page.figures()}
     folder = out / "figures"
     stored = {one.data or one.name for one in page.figures()}
-    for old in sorted(folder.glob("*")):  # left by an earlier build
-        kept = {".png": figures, ".svg": figures, ".csv": stored}.get(old.suffix)
-        if kept is not None and old.stem not in kept:
-            old.unlink()
+    for old in earlier_figures(out / "result.json"):
+        for name in (f"{old.name}.png", f"{old.name}.svg") if old.name not in figures else ():
+            (folder / name).unlink(missing_ok=True)
+        if (old.data or old.name) not in stored:
+            (folder / f"{old.data or old.name}.csv").unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.svg" for name in sorted(figures)]
     large = [file for file in files if published or file.stat().st_size > LARGE]

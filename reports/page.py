@@ -53,10 +53,6 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     folded: bool = False
     code: str = ""
 
-    def records(self) -> list[dict[str, Value]]:
-        """Return the rows as column -> value."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
     def numeric(self) -> list[bool]:
         """Return, for each column, whether all its values that are not empty are numbers."""
         found = []
@@ -149,17 +145,12 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     def table(self, name: str) -> Table | None:
         """Return the table of a section, if the page has it."""
-        return table_of(self.sections, name)
+        return next((one.table for one in self.sections if one.name == name), None)
 
     def figures(self) -> tuple[Figure, ...]:
         """Return all figures, in the order of the page."""
         found = (self.main_figure, *(one.figure for one in self.sections))
         return tuple(one for one in found if one is not None)
-
-
-def table_of(sections: Sequence[Section], name: str) -> Table | None:
-    """Return the table of the named section, if there is one."""
-    return next((one.table for one in sections if one.name == name), None)
 
 
 def number(value: float | None, decimals: int | None = None) -> str:
@@ -209,6 +200,14 @@ def read_json(file: Path) -> Page:
         raise ValueError(f"{file}: not readable ({error.strerror})") from None
     except msgspec.DecodeError as error:
         raise ValueError(f"{file}: not a result of a study: {error}") from None
+
+
+def earlier_figures(file: Path) -> tuple[Figure, ...]:
+    """Return the figures of a page that was written before; none if it cannot be read."""
+    try:
+        return read_json(file).figures()
+    except ValueError:
+        return ()
 
 
 def _lines(value: Any, indent: str) -> str:

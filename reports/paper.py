@@ -313,7 +313,8 @@ def read_runs(name: str, runs: Path, preset: str) -> Source:
     done = [
         folder / run.name
         for run in study.runs
-        if state.inspect(run, runs).state is state.State.COMPLETED
+        if run.program is not None  # the command of other systems is not known
+        and state.inspect(run, runs).state is state.State.COMPLETED
     ]
     if not done:
         raise InputError(f"{folder}: no completed run of the study")

@@ -57,6 +57,8 @@ def composition(rollouts: pd.DataFrame, iterations: int) -> list[tuple[int, int]
     for iteration in range(1, iterations + 1):
         one = rollouts[rollouts["rollout"] == iteration]
         versions = one[["version_first", "version_last", "learner_version"]].drop_duplicates()
+        if one.empty:
+            raise InputError(f"a run has only {iteration - 1} rollouts")
         first, last, learner = versions.to_numpy(int)[0]
         if len(versions) > 1 or first != last:
             raise InputError(f"rollout {iteration} was collected by several policies")

@@ -124,6 +124,7 @@ def publish(page: Page, site: Path, results: Path) -> list[Path]:
       The files written.
     """
     check_writable(results, page.name)
+    check_videos(page)
     folder = results / page.name
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "result.json"
@@ -142,6 +143,14 @@ def publish(page: Page, site: Path, results: Path) -> list[Path]:
     replace_file(results / "README.md", render.markdown_index(index.entries(results)))
     names = ["result.json", "README.md", *(f"{name}.png" for name in images), *videos(page)]
     return [*(folder / name for name in names), results / "README.md"]
+
+
+def check_videos(page: Page) -> None:
+    """Raise ReportError if a page names a video without a link to its file."""
+    table = page.table("videos")
+    cells = [one for row in table.rows for one in row if isinstance(one, Cell)] if table else []
+    if any(one.text.endswith(".mp4") and not one.link for one in cells):
+        raise ReportError("videos can be published only of records below the working directory")
 
 
 def without_links(page: Page) -> Page:

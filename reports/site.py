@@ -22,7 +22,7 @@ from analysis.output import bad_input
 from cleanba.record import replace_file
 from cleanba.run.command_line import parse
 from reports import build, index, render
-from reports.page import Page, read_json
+from reports.page import Page, earlier_figures, read_json
 from reports.study import ReportError
 
 ROOT = Path(__file__).parents[1]
@@ -83,8 +83,9 @@ def write_published(folder: Path, out: Path) -> None:
             f"{out / 'index.html'} was not made by this command: choose another --out"
         )
     figures = out / "figures"
-    shutil.rmtree(figures, ignore_errors=True)
-    figures.mkdir(parents=True)
+    for old in earlier_figures(out / "result.json"):
+        (figures / f"{old.name}.png").unlink(missing_ok=True)
+    figures.mkdir(parents=True, exist_ok=True)
     images = {}
     for one in page.figures():
         picture = folder / f"{one.name}.png"

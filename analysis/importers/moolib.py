@@ -136,7 +136,7 @@ def _read_log(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     if len(lines) > 1 and not read_text(file).endswith("\n"):
         lines.pop()
         problems.append("logs.tsv: torn last line left out")
-    rows = []
+    rows, numbers = [], []
     for line, cells in lines[1:]:
         if cells == header:  # a resumed run writes it again
             continue
@@ -144,6 +144,7 @@ def _read_log(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
             raise InputError(f"{file}, line {line}: {len(cells)} cells for {len(header)} columns")
         try:  # all cells at once, for speed; one by one only to locate an error
             rows.append([float(cell) if cell else np.nan for cell in cells])
+            numbers.append(line)
         except ValueError:
             for cell, name in zip(cells, header, strict=True):
                 number(cell, file, line, name)
@@ -151,12 +152,12 @@ def _read_log(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     large = np.argwhere(np.isinf(table))
     if len(large):
         row, column = large[0]
-        raise InputError(f"{file}, line {lines[row + 1][0]}: {header[column]} is too large")
+        raise InputError(f"{file}, line {numbers[row]}: {header[column]} is too large")
     columns = dict(zip(header, table.T, strict=True))
     if np.isnan(columns[STEPS]).any():
         row = int(np.flatnonzero(np.isnan(columns[STEPS]))[0])
-        raise InputError(f"{file}, line {lines[row + 1][0]}: {STEPS} is missing")
+        raise InputError(f"{file}, line {numbers[row]}: {STEPS} is missing")
     if (np.abs(columns[STEPS]) > LARGEST).any():
         row = int(np.flatnonzero(np.abs(columns[STEPS]) > LARGEST)[0])
-        raise InputError(f"{file}, line {lines[row + 1][0]}: {STEPS} is implausibly large")
+        raise InputError(f"{file}, line {numbers[row]}: {STEPS} is implausibly large")
     return columns, problems

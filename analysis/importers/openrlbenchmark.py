@@ -5,6 +5,8 @@ runs, and per run a folder `<id>/` with `run.json` and `run_df.csv`. These are r
 downloads need openrlbenchmark itself.
 """
 
+import contextlib
+import io
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -121,7 +123,8 @@ def _read_info(folder: Path, indexed: dict[str, dict[str, Any]]) -> dict[str, An
 
 def _read_index(file: Path) -> dict[str, dict[str, Any]]:
     try:
-        with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
+        address = f"{file.resolve().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
             rows = database.execute("select id, name, state, config from offlinerun").fetchall()
         return {
             str(run): {"name": name, "state": state, "config": json.loads(config)}
@@ -132,8 +135,6 @@ def _read_index(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read_history(file: Path) -> pd.DataFrame:
-    import io
-
     text = read_text(file)
     try:
         frame = pd.read_csv(

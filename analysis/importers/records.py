@@ -81,7 +81,7 @@ def _read_or_damage(folder: Path, published: bool) -> Tables | tuple[str, str]:
     try:
         return read_records([folder], published=published)
     except InputError as error:
-        return str(folder), f"damaged and excluded: {Path(str(error)).name}"
+        return str(folder), f"damaged and excluded: {str(error).removeprefix(f'{folder}/')}"
 
 
 class _Record(NamedTuple):

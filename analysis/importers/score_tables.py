@@ -27,6 +27,9 @@ LONG = {  # column of a long table -> its spellings
     "score": ("score",),
     "normalized": ("normalized",),
 }
+# Spellings of `normalized`; pandas writes 1.0 where the column has gaps.
+TRUTH = {word: False for word in ("", "0", "0.0", "false", "no")}
+TRUTH |= {word: True for word in ("1", "1.0", "true", "yes")}
 OTHERS = ("logs.csv", "fields.csv", "run_df.csv")  # of monobeast and of openrlbenchmark
 
 
@@ -167,7 +170,12 @@ def _read_long(file: Path, rows: Sequence[tuple[int, list[str]]]) -> Read:
         seed = counted[who] if seed != seed else int(seed)
         if seed < 0:
             raise InputError(f"{file}, line {line}: a negative seed")
-        normalized = row.get("normalized", "").lower() in ("1", "true", "yes")
+        word = row.get("normalized", "").lower()
+        if word not in TRUTH:
+            raise InputError(
+                f"{file}, line {line}: normalized is {word[:40]!r}, neither true nor false"
+            )
+        normalized = TRUTH[word]
         key = RunKey(f"{file}#{line}", *who, seed)
         scores.append((key, {"score": [value], "std": [float("nan")], "normalized": [normalized]}))
     if not scores:

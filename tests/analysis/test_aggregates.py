@@ -133,6 +133,8 @@ def test_nan_is_refused():
 
 
 def test_draws_are_uniform_within_each_environment():
+    many = bootstrap.draw_counts([300], 10, np.random.default_rng(6))
+    assert (many.sum(axis=0) == 300).all()
     counts = bootstrap.draw_counts([3, 5, 1], 20_000, np.random.default_rng(6))
     assert (counts[:3].sum(axis=0) == 3).all()
     assert (counts[3:8].sum(axis=0) == 5).all()

@@ -1,5 +1,7 @@
 """Tests of two sides on arrays: against SciPy, against closed forms, and on simulated data of known truth."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -215,3 +217,12 @@ def test_the_runs_needed_are_those_of_a_power_of_80_percent():
             errors, room = stats.norm.ppf(0.975) + stats.norm.ppf(0.8), shift
         expected = np.ceil(runs * (errors * row.error / room) ** 2)
         assert comparison.runs_needed(found, 0.05, margin) == expected
+
+
+def test_no_number_of_runs_is_known_to_be_enough_where_the_spread_is_unknown():
+    rng = np.random.default_rng(0)
+    measured = environment(10 + rng.normal(size=5), 10 + rng.normal(size=5))
+    single = environment(np.array([10.0]), np.array([10.1]))
+    for environments in ([single], [measured, single], [single, measured]):
+        found = compare(environments, permuted_sides(environments, 20), 0.1)
+        assert comparison.runs_needed(found, 0.05, 0.1) == math.inf

@@ -584,6 +584,14 @@ def test_a_long_table_holds_runs(tmp_path):
     assert tables.scores["seed"].tolist() == [1, 2]
     assert tables.scores["normalized"].all()
     assert "no score of x on f" in tables.quality["problem"].item()
+    without_seeds.write_text(
+        "system,env_id,score,normalized\nx,e,0.5,1.0\nx,e,0.25,\nx,e,1,TRUE\nx,e,1,False\n"
+    )
+    scores = importers.read([without_seeds]).scores
+    assert scores["normalized"].tolist() == [1, 0, 1, 0]
+    without_seeds.write_text("system,env_id,score,normalized\nx,e,0.5,human\n")
+    with pytest.raises(InputError, match="line 2: normalized is 'human', neither true nor false"):
+        importers.read([without_seeds])
 
 
 def test_what_is_not_read_in_a_folder_is_named(tmp_path, write_run):

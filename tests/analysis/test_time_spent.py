@@ -78,6 +78,8 @@ def test_the_time_of_worker_schemes_is_shared_out_among_workers(
         ({"num_envs": 8}, (1.0, 1.0)),
         ({"num_actors": 8, "batch_size": 2, "num_learner_threads": 3}, (0.25, 3.0)),
         ({"num_actors": 8, "batch_size": 2}, (0.25, 1.0)),
+        ({"num_actors": 8}, (1.0, 1.0)),
+        ({"num_actors": "all", "batch_size": 2}, (1.0, 1.0)),
         (
             {"collection_workers": 0, "collection": "synchronous", "gradients": "synchronous"}
             | {"gradient_workers": 4},

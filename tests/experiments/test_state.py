@@ -67,6 +67,15 @@ def test_a_torn_line_does_not_take_the_next_one_with_it(tmp_path):
     assert attempts.read(path).problem.endswith("ignored: line 1, 2")
 
 
+def test_an_error_while_the_lock_is_held_is_raised_and_frees_it(tmp_path):
+    with state.study_lock(tmp_path) as lock, state.study_lock(tmp_path) as second:
+        assert lock is not None
+        assert second is None
+    with pytest.raises(BlockingIOError), state.study_lock(tmp_path):
+        raise BlockingIOError  # such as of a full pipe
+    assert not state.is_locked(tmp_path)
+
+
 @pytest.mark.parametrize(("code", "flag"), [(1, "--resume"), (2, "--overwrite"), (-9, "--resume")])
 def test_a_run_that_ended_early_is_resumed_unless_its_checkpoint_was_refused(
     tmp_path, study, code, flag

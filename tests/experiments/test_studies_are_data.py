@@ -428,6 +428,21 @@ def test_a_preset_has_the_targets_of_its_own_environments(tmp_path):
         assert load_study(tmp_path / "mine.toml", preset).targets == targets
 
 
+def test_the_preset_of_a_copy_is_told_by_its_folder(tmp_path):
+    text = STUDY.replace("[[runs]]", "[[presets.cpu.runs]]")
+    text = text.replace("[runs.hyper", "[presets.cpu.runs.hyper")
+    other = text[text.index("[[presets.cpu") :]
+    text += other.replace("presets.cpu", "presets.small")
+    text += other.replace("presets.cpu", "presets.very-small")
+    for folder in ("mine", "mine-small", "mine-very-small"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "study.toml").write_text(text)
+        assert load_study(tmp_path / folder / "study.toml").name == folder
+    (tmp_path / "too-small.toml").write_text(text)
+    with pytest.raises(StudyError, match="a study with a preset 'small' cannot end in -small"):
+        load_study(tmp_path / "too-small.toml")
+
+
 @pytest.mark.parametrize("name", study_names())
 def test_every_study_that_comes_with_the_toolkit_can_be_planned(name):
     path = find_study(name)

@@ -5,6 +5,7 @@ import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from synthetic_runs import study_folder
 
 from reports import archive
-from reports.unpack import ArchiveError, unpack
+from reports.unpack import ArchiveError, check_bag, unpack
 from tests.cleanba.conftest import ROOT
 
 LARGEST_GROWTH = 200  # MB of this process's memory
@@ -160,6 +161,16 @@ REASONS = {
     bomb: "expands to more than 100 times its size",
     long_list: "its list of files is too long",
 }
+
+
+def test_a_long_line_is_not_read_into_memory(tmp_path):
+    (tmp_path / "bag-info.txt").write_bytes(b"x" * 50_000_000)
+    tracemalloc.start()
+    with pytest.raises(ArchiveError, match=r"bag-info\.txt is too long"):
+        check_bag(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def files_outside(folder, *allowed):

@@ -340,6 +340,7 @@ def test_a_figure_of_an_earlier_build_does_not_stay_where_the_data_are_gone(plac
     assert build.main(["small"]) == 0
     figures = place / "site/small/figures"
     before = {path.name for path in figures.iterdir()}
+    (figures / "mine.png").write_bytes(b"kept")
     for run in (place / "runs/small").glob("*__CartPole-v1__*"):
         shutil.rmtree(run)
     assert build.main(["small"]) == 0
@@ -347,6 +348,7 @@ def test_a_figure_of_an_earlier_build_does_not_stay_where_the_data_are_gone(plac
     assert gone == {
         f"{name}.{end}" for name in ("aggregates", "efficiency") for end in ("csv", "png", "svg")
     }
+    assert (figures / "mine.png").read_bytes() == b"kept"
 
 
 def test_the_summary_score_is_the_mean_of_the_last_100_episodes(site):

@@ -72,6 +72,8 @@ def test_runs_that_differ_or_mix_policies_are_refused(tables):
     rollouts.loc[at, "version_last"] = 2
     with pytest.raises(InputError, match="rollout 3 was collected by several policies"):
         paper_tables.table1(tables._replace(rollouts=rollouts))
+    with pytest.raises(InputError, match="a run has only 2 rollouts"):
+        paper_tables.table1(tables._replace(rollouts=rollouts[rollouts["rollout"] <= 2]))
     only = tables.rollouts[~tables.rollouts["system"].astype(str).str.endswith("-sync")]
     with pytest.raises(InputError, match="no completed run of the synchronous"):
         paper_tables.table1(tables._replace(rollouts=pd.DataFrame(only)))

@@ -84,7 +84,9 @@ def test_publishing_again_replaces_what_was_published(place, undrawn, monkeypatc
     assert names == {"curves_steps.png", "policy_lag.png", "speed.png", "mine.png"}
 
 
-def test_videos_are_published_and_on_the_site(place, undrawn, monkeypatch):
+def test_videos_are_published_and_on_the_site(
+    place, undrawn, monkeypatch, capsys, tmp_path_factory
+):
     monkeypatch.setattr(publish, "small_png", lambda file: b"an image")
     monkeypatch.setattr(site, "PAGES", ())
     study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
@@ -101,6 +103,9 @@ def test_videos_are_published_and_on_the_site(place, undrawn, monkeypatch):
     assert site.main(["--runs", "empty", "--out", "public"]) == 0
     assert (place / "public/small" / names[1]).read_bytes() == b"another game"
     assert f'href="{names[1]}"' in (place / "public/small/index.html").read_text()
+    elsewhere = shutil.copytree(place / "runs", tmp_path_factory.mktemp("elsewhere") / "runs")
+    assert publish.main(["small", "--runs", str(elsewhere / "small")]) == 2
+    assert "only of records below the working directory" in capsys.readouterr().err
     shutil.rmtree(second / "videos")
     assert publish_small() == 0
     assert [file.name for file in folder.glob("*.mp4")] == names[:1]
