@@ -289,9 +289,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.strict:
             quality.refuse(problems)
         results = _COMMANDS[args.command](tables, args)
-    except InputError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 2
+    except (InputError, OSError) as error:
+        return output.bad_input(error)
     except quality.Refused as refused:
         print(" ".join(str(refused).split()), file=sys.stderr)
         return 1

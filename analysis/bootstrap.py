@@ -128,19 +128,19 @@ def bca_interval(
 
 
 def jackknife_influence(
-    statistic: Callable[[np.ndarray], np.ndarray], sizes: Sequence[int]
+    statistics: Callable[[np.ndarray], np.ndarray], sizes: Sequence[int]
 ) -> np.ndarray:
-    """Return the influence of each run on a statistic, by leaving it out.
+    """Return the influence of each run on some statistics, by leaving it out.
 
     When run i of the n of its environment is left out, its weight goes to the other n - 1: the
     counts of that environment become n / (n - 1), and 0 for run i.
 
     Args:
-      statistic: takes counts `[N, B]` and returns `[B]`.
+      statistics: takes counts `[N, B]` and returns `[K, B]`, or `[B]`.
       sizes: runs per environment, `[M]`.
 
     Returns:
-      `[N]`: (n - 1) (mean of the environment's leave-one-out values - the run's own), over n.
+      `[K, N]`, or `[N]`: (n - 1) (mean of the environment's leave-one-out values - the run's own), over n.
     """
     total = sum(sizes)
     counts = np.ones((total, total))
@@ -150,11 +150,12 @@ def jackknife_influence(
         if size > 1:
             counts[envs == envs[run], run] = size / (size - 1)
             counts[run, run] = 0
-    left_out = statistic(counts)
-    influence = np.empty(total)
+    left_out = np.asarray(statistics(counts))
+    influence = np.empty_like(left_out)
     for env, size in enumerate(sizes):
-        own = left_out[envs == env]
-        influence[envs == env] = (size - 1) * (own.mean() - own) / size
+        own = left_out[..., envs == env]
+        mean = own.mean(axis=-1, keepdims=True)
+        influence[..., envs == env] = (size - 1) * (mean - own) / size
     return influence
 
 
@@ -210,14 +211,10 @@ def intervals(
     if method == "percentile":
         ends = percentile_interval(drawn, level).T
     else:
+        influences = jackknife_influence(statistics, sizes)
         ends = [
-            bca_interval(
-                row,
-                value,
-                jackknife_influence(lambda counts, k=k: statistics(counts)[k], sizes),
-                level,
-            )
-            for k, (row, value) in enumerate(zip(drawn, values, strict=True))
+            bca_interval(row, value, influence, level)
+            for row, value, influence in zip(drawn, values, influences, strict=True)
         ]
     return [
         Interval(value, float(low), float(high))

@@ -21,7 +21,7 @@ def bad_input(error: Exception) -> int:
     message = str(error)
     if isinstance(error, OSError):
         message = f"{error.filename}: {error.strerror}" if error.filename else message
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 

@@ -147,8 +147,7 @@ def value_losses(tables: Tables) -> pd.DataFrame:
         update_curve_table(of_runs(tables, runs["run"][runs["env_id"] == env_id]), "value_loss")
         for env_id in environments(tables)
     ]
-    none = update_curve_table(tables, "value_loss")
-    return pd.concat(frames, ignore_index=True) if frames else none
+    return pd.concat(frames or [update_curve_table(tables, "value_loss")], ignore_index=True)
 
 
 def efficiency(

@@ -557,7 +557,7 @@ def repeat(run: record.Run) -> Repetition:
 def main(args: Args) -> None:
     """Check the arguments, train, and record it."""
     plan = prepare(args)
-    params = initial_params(args, plan.spec, plan.network)
+    params = initial_params(plan.args, plan.spec, plan.network)
     with begin_log(plan) as log:
         train(plan, params, log)
         log.note_hardware(placement.saved_by_cache())

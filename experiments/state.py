@@ -8,7 +8,6 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +37,6 @@ class Status(NamedTuple):
     Attributes:
       state: of the run.
       note: one line about it.
-      seconds: from start to end, of a completed run.
       resumable: whether the launcher resumes the run: its program can, its record has a checkpoint interval,
         and it was killed or interrupted, or ended without recording its failure.
       problem: one line about a damaged file of attempts; '' if there is none.
@@ -46,7 +44,6 @@ class Status(NamedTuple):
 
     state: State
     note: str = ""
-    seconds: float | None = None
     resumable: bool = False
     problem: str = ""
 
@@ -151,7 +148,7 @@ def _status(run: PlannedRun, runs_dir: Path, history: History, locked: bool) -> 
         case "completed":
             if not same:
                 return Status(State.CHANGED, f"completed earlier, {by}")
-            return Status(State.COMPLETED, seconds=_seconds(info))
+            return Status(State.COMPLETED)
         case "failed" if not same:
             return Status(State.CHANGED, f"failed earlier, {by}")
         case "failed":
@@ -204,11 +201,3 @@ def steps_done(run: PlannedRun, runs_dir: Path) -> int:
     except (record.RecordError, OSError):
         return 0
     return update.step if update else 0
-
-
-def _seconds(info: record.RunInfo) -> float | None:
-    try:
-        ended, started = (datetime.fromisoformat(time) for time in (info.ended, info.started))
-    except (TypeError, ValueError):
-        return None
-    return (ended - started).total_seconds()

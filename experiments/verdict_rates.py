@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def normal(rng: np.random.Generator, runs: int, level: float, spread: float = 0.1) -> np.ndarray:
-    """Draw scores with a standard deviation of 10% of the level."""
+    """Draw scores with a standard deviation of a share `spread` of the level."""
     return level * (1 + spread * rng.normal(size=runs))
 
 
@@ -195,6 +195,7 @@ def _workers() -> ProcessPoolExecutor:
 def _rate(
     equal: bool, number: int, size: tuple[int, int], simulations: int, permutations: int
 ) -> Rates:
+    # by its number, because a process cannot be sent a case: its functions are lambdas
     return rates((EQUAL if equal else UNEQUAL)[number], *size, simulations, permutations)
 
 

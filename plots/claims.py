@@ -28,7 +28,7 @@ def draw(claims: Sequence[tuple[str, str, pd.DataFrame]], source: str) -> Figure
             panel.plot(frame[x], frame["simulated"], **SIMULATED)
             if frame[x].min() > 0 and frame[x].max() / frame[x].min() > 50:
                 panel.set_xscale("log", base=2)
-                panel.xaxis.set_major_formatter(lambda value, _: style.short_number(value))
+                panel.xaxis.set_major_formatter(style.short_numbers())
             panel.set_ylim(0, None)
             panel.set_title(title)
             panel.set_xlabel(x)

@@ -55,7 +55,7 @@ def draw(
         has_bars = any(map(_has_bar, scores.itertuples()))
         dots = "dots: seeds" if scores["each"].map(len).any() else ""
         words = f"bars: {bars}" if has_bars else ""
-        words = style.sentence(dots, words, style.seeds_text(scores["runs"]), source)
+        words = style.sentence(dots, words, style.counts_text(scores["runs"], "seeds"), source)
         style.source_line(figure, words)
     return figure
 

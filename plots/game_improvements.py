@@ -55,7 +55,7 @@ def draw(
             _percent(panel, ends.min().min(), ends.max().max())
             panel.set_title(side_name(system, setting, look), fontsize=8)
         ranges = "lines: range over pairs of runs" if improvements["low"].notna().any() else ""
-        counts = style.seeds_text(improvements["runs"])
+        counts = style.counts_text(improvements["runs"], "seeds")
         scale = "improvement, logarithmic beyond ±100%"
         style.source_line(figure, style.sentence(scale, ranges, counts, source))
     return figure

@@ -86,7 +86,7 @@ def draw(
         bands = style.bands_text(curves[curves["runs"] >= FEW_RUNS], "95% bootstrap over seeds")
         bands = "" if labelled else bands
         thin = "thin: single runs" if _has_several(runs) else ""
-        counts = style.seeds_text(curves["runs"])
+        counts = style.counts_text(curves["runs"], "seeds")
         axis = AXES[x] if small else ""
         style.source_line(figure, style.sentence(axis, counts, bands, thin, source))
     return figure

@@ -81,7 +81,7 @@ def draw(
             handles += [Line2D([], [], ls="", marker=one.marker, **_mark()) for one in references]
             style.legend(figure, handles, ["mean, measured", *(one.label for one in references)])
         words = "height: share of the rollouts; the number is that of the highest bar"
-        counts = style.seeds_text(shares["runs"])
+        counts = style.counts_text(shares["runs"], "seeds")
         style.source_line(figure, style.sentence(words, counts, source))
     return figure
 

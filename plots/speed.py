@@ -37,6 +37,6 @@ def draw(speeds: pd.DataFrame, look: style.Look, source: str) -> Figure:
             style.thousands(panel)
             panel.xaxis.get_major_locator().set_params(nbins=5)
             style.label_rows(panel, rows, look, first=index % style.PANELS_PER_ROW == 0)
-        counts = style.seeds_text(speeds["runs"])
+        counts = style.counts_text(speeds["runs"], "seeds")
         style.source_line(figure, style.sentence("dots: seeds", counts, source))
     return figure

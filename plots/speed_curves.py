@@ -57,9 +57,7 @@ def draw(
                 _label_speeds(panel, here["sps"].min())
             else:
                 panel.set_ylim(0, 1.15 * highest)
-                panel.yaxis.set_major_formatter(
-                    FuncFormatter(lambda value, _: style.short_number(value))
-                )
+                panel.yaxis.set_major_formatter(style.short_numbers())
             if y != STEPS_PER_SECOND:
                 panel.axhline(1, **IDEAL)
             panel.set_title(env_id)
@@ -71,7 +69,9 @@ def draw(
         ]
         handles += [Line2D([], [], **IDEAL)] if ideal else []
         style.legend(figure, handles, [*map(look.name, systems), *([ideal] if ideal else [])])
-        style.source_line(figure, style.sentence(style.seeds_text(speeds["runs"]), source))
+        style.source_line(
+            figure, style.sentence(style.counts_text(speeds["runs"], "seeds"), source)
+        )
     return figure
 
 
@@ -86,7 +86,7 @@ def _note(row: object, ideal: bool) -> str:
 def _label_axes(panel: mpl.axes.Axes, values: np.ndarray) -> None:
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(FixedLocator(values))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
+    panel.xaxis.set_major_formatter(style.short_numbers())
     panel.xaxis.set_minor_locator(NullLocator())
     panel.set_xlim(values[0] / 1.4, values[-1] * 1.4)
 
@@ -94,6 +94,6 @@ def _label_axes(panel: mpl.axes.Axes, values: np.ndarray) -> None:
 def _label_speeds(panel: mpl.axes.Axes, lowest: float) -> None:
     panel.set_yscale("log")
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: style.short_number(value)))
+    panel.yaxis.set_major_formatter(style.short_numbers())
     panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     panel.set_ylim(lowest / 3, None)  # room for the notes below the points

@@ -20,7 +20,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.tables import UNKNOWN
 from cleanba.record import replace_file
 
 # Colours on white -> the same on the background of dark pages. Each has a contrast of at least 4.5:1, and
@@ -360,9 +359,7 @@ def systems_and_settings_legend(figure: Figure, look: Look, drawn: pd.DataFrame)
     """Put a legend of the drawn systems (colours) and settings (lines) above the panels."""
     systems = [system for system in look.systems if system in set(drawn["system"])]
     settings = [setting for setting in look.settings if setting in set(drawn["setting"])]
-    if look.settings == (UNKNOWN,) or (len(look.settings) == 1 and systems):
-        settings = []
-    if look.labelled:
+    if len(look.settings) == 1 or look.labelled:
         settings = []
     handles = [
         Line2D([], [], color=look.colour(system), lw=2.2, marker=look.marker(system), ms=4.5)
@@ -377,7 +374,7 @@ def systems_and_settings_legend(figure: Figure, look: Look, drawn: pd.DataFrame)
     legend(figure, handles, [*map(look.name, systems), *settings])
 
 
-def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str = "") -> None:
+def legend(figure: Figure, handles: Sequence, labels: Sequence[str]) -> None:
     """Put a legend above the panels, in as many columns as fit."""
     longest = max(map(len, labels), default=1)
     columns = max(1, min(len(labels), int(WIDTH / (0.55 + 0.075 * longest))))
@@ -387,7 +384,6 @@ def legend(figure: Figure, handles: Sequence, labels: Sequence[str], title: str 
         loc="outside upper center",
         ncols=columns,
         handlelength=2.8,
-        title=title or None,
     )
 
 
@@ -406,18 +402,8 @@ def source_line(figure: Figure, text: str) -> None:
     figure.supxlabel("\n".join(lines), fontsize=7, color=GREY, x=0.995, ha="right")
 
 
-def seeds_text(counts: Iterable[int]) -> str:
-    """Format the number of seeds in a figure: `3 seeds`, or `1 to 3 seeds`; '' if unknown."""
-    values = sorted(set(int(count) for count in counts if pd.notna(count)))
-    if not values:
-        return ""
-    low, high = values[0], values[-1]
-    word = "seed" if high == 1 else "seeds"
-    return f"{low} {word}" if low == high else f"{low} to {high} {word}"
-
-
 def counts_text(counts: Iterable[float], what: str = "runs") -> str:
-    """Format the number of runs of an aggregate: `6 runs`, `3 to 6 runs`; '' if unknown."""
+    """Format the number of runs or seeds in a figure: `6 runs`, `3 to 6 seeds`; '' if unknown."""
     values = sorted(set(int(count) for count in counts if pd.notna(count)))
     if not values:
         return ""
@@ -438,7 +424,12 @@ def bands_text(drawn: pd.DataFrame, what: str) -> str:
 
 def thousands(axis: Axes) -> None:
     """Write large numbers on the x axis as 10k, 5M."""
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axis.xaxis.set_major_formatter(short_numbers())
+
+
+def short_numbers() -> FuncFormatter:
+    """Return a formatter that writes ticks as `short_number` does."""
+    return FuncFormatter(lambda value, _: short_number(value))
 
 
 def short_number(value: float) -> str:

@@ -60,7 +60,9 @@ def draw(times: pd.DataFrame, look: style.Look, source: str) -> Figure:
         style.source_line(
             figure,
             style.sentence(
-                "upper bar: actors, lower bar: learner", style.seeds_text(times["runs"]), source
+                "upper bar: actors, lower bar: learner",
+                style.counts_text(times["runs"], "seeds"),
+                source,
             ),
         )
     return figure

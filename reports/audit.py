@@ -115,7 +115,7 @@ class Args:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0, 1 if something is refuted, or 2 for bad input."""
+    """Run the command line; returns 0, 1 if something is refuted, 2 for bad input, or 130 if interrupted."""
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Audit a published archive.")
         pattern = pattern_of(args.runs_matching)

@@ -145,7 +145,9 @@ def _over_environments(
         source = _comparable(source)
         if source.tables.runs["status"].eq("published").all():  # its words give their number
             return draw(source)
-        seeds = style.seeds_text(source.tables.runs.groupby(selection.GROUP, observed=True).size())
+        seeds = style.counts_text(
+            source.tables.runs.groupby(selection.GROUP, observed=True).size(), "seeds"
+        )
         return draw(source._replace(words=f"{seeds} · {source.words}"))
 
     return of_the_same

@@ -248,8 +248,8 @@ def _template(name: str) -> jinja2.Template:
         "markdown": lambda text: Markup(_MARKDOWN.render(text)),
         "shown": pages.shown,
         "sort_value": pages.sort_value,
+        "code": _with_code,
     }
-    environment.filters["code"] = _with_code
     environment.globals |= {"provenance": provenance}
     environment.tests["cell"] = lambda value: isinstance(value, Cell)
     return environment.get_template(name)

@@ -426,7 +426,7 @@ class Peer:
                 computed_at = self.state.version
                 rate, norm = self._timed("training_time", self.state.step, stats["batch_size"])
                 accumulator.zero_gradients()
-                now = self.clock()
+                now = max(last_update, self.clock())  # the clock may be set back
                 row = {
                     "version": self.state.version,
                     "step": self.state.steps,

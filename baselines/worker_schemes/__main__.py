@@ -188,7 +188,7 @@ class Recorder:
 
     def write(self, update: Update, network: torch.nn.Module, last: bool) -> None:
         """Log an update."""
-        now = time.time() - self._started
+        now = max(self._last, time.time() - self._started)  # the clock may be set back
         gradients = update.gradients
         collected = [(g.version, c) for g in gradients for c in g.collected]
         marked = last or (update.version - 1) % FINGERPRINT_EVERY == 0

@@ -1,4 +1,4 @@
-"""Sections about the data: their problems, and every run."""
+"""Sections about the data: hardware settings, problems, every run, videos."""
 
 from pathlib import Path
 

@@ -57,9 +57,9 @@ def save(draw: Callable[[], Drawing], folder: Path, name: str) -> None:
 def _counts(study: StudyRuns, frame: pd.DataFrame) -> str:
     """Format the numbers of seeds, environments and runs in a figure."""
     if "env_id" in frame:
-        return style.seeds_text(frame["runs"])
+        return style.counts_text(frame["runs"], "seeds")
     counts = (
-        style.seeds_text(study.scores["runs"]),
+        style.counts_text(study.scores["runs"], "seeds"),
         style.counts_text(frame["environments"], "environments"),
         style.counts_text(frame["runs"]),
     )

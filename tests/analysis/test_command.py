@@ -183,7 +183,7 @@ def test_as_a_module(write_run, tmp_path):
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == "/nowhere: no such file or folder\n"
+    assert done.stderr == "error: /nowhere: no such file or folder\n"
 
 
 # ---- damage

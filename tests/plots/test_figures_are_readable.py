@@ -218,8 +218,8 @@ def test_counts_are_words_of_their_number():
     assert style.counts_text([1, np.nan, 57], "environments") == "1 to 57 environments"
     assert style.counts_text([1_000]) == "1,000 runs"
     assert style.counts_text([np.nan]) == ""
-    assert style.seeds_text([1]) == "1 seed"
-    assert style.seeds_text([1, 3]) == "1 to 3 seeds"
+    assert style.counts_text([1], "seeds") == "1 seed"
+    assert style.counts_text([1, 3], "seeds") == "1 to 3 seeds"
     assert style.sentence("", "a", "", "b") == "a · b"
 
 
