@@ -16,6 +16,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -166,10 +167,15 @@ def stage(runs: Path, out: Path, checkpoints: Checkpoints) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the content of a regular file."""
+    """Stage a regular file: by a hard link if possible, because a study may have gigabytes of checkpoints."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open_regular(source, LARGEST_FILE) as file, open(target, "xb") as new:
-        shutil.copyfileobj(file, new)
+    with open_regular(source, LARGEST_FILE) as file:
+        if not source.is_symlink():
+            with contextlib.suppress(OSError):  # such as of a target on another disk
+                os.link(source, target)
+                return
+        with open(target, "xb") as new:
+            shutil.copyfileobj(file, new)
 
 
 def check_private(folder: Path) -> None:

@@ -51,6 +51,20 @@ def test_other_content_replaces_an_archive_only_if_asked(study, capsys):
     assert sha256(publish("--overwrite")) != first
 
 
+def test_records_are_staged_without_a_second_copy_where_possible(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.write_text("content")
+    (tmp_path / "symbolic").symlink_to("source")
+    archive.copy(source, tmp_path / "staged/a")
+    archive.copy(tmp_path / "symbolic", tmp_path / "staged/b")
+    monkeypatch.setattr(os, "link", lambda *_: os.stat("/nowhere"))  # as across disks: an OSError
+    archive.copy(source, tmp_path / "staged/c")
+    staged = [tmp_path / "staged" / name for name in "abc"]
+    assert [path.read_text() for path in staged] == ["content"] * 3
+    assert [path.samefile(source) for path in staged] == [True, False, False]
+    assert not any(path.is_symlink() for path in staged)
+
+
 def test_it_is_a_bag_and_a_research_object(study, tmp_path):
     file = publish(*MADE)
     (tmp_path / "unpacked").mkdir()
