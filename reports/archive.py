@@ -13,12 +13,10 @@ them.
 """
 
 import contextlib
-import gc
 import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import zipfile
@@ -29,7 +27,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import bagit
-import matplotlib as mpl
 import tyro
 from rocrate.model.contextentity import ContextEntity
 from rocrate.model.person import Person
@@ -45,6 +42,7 @@ from cleanba.record.folder import CHECKPOINTS_FOLDER, INFO_FILE, PUBLISHED, VIDE
 from cleanba.record.redaction import is_private
 from cleanba.run.command_line import parse
 from reports import build
+from reports.command import run_command
 from reports.page import Page
 from reports.study import ReportError
 
@@ -298,7 +296,4 @@ def sha256(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    gc.disable()  # it would free little memory and take a tenth of the time
-    sys.exit(main())
+    run_command(main)

@@ -11,11 +11,9 @@ archive cannot be read. 130: interrupted.
 """
 
 import contextlib
-import gc
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import msgspec
 import tyro
 from tqdm import tqdm
@@ -42,6 +39,7 @@ from cleanba.run.command_line import BadInput, parse
 from experiments.pool import available_cores
 from reports import build, render
 from reports.archive import sha256
+from reports.command import run_command
 from reports.page import Cell, Page, Section, Table, Value, read_json
 from reports.unpack import unpack
 
@@ -452,7 +450,4 @@ def report_of(audit: Audit, page: Page) -> Page:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    gc.disable()  # it would free little memory and take a tenth of the time
-    sys.exit(main())
+    run_command(main)

@@ -4,8 +4,6 @@ Writes the page as HTML (`index.html`, one file), as Markdown (`README.md`) and 
 the figures as PNG and SVG.
 """
 
-import gc
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import msgspec
 import pandas as pd
 import tyro
@@ -33,6 +30,7 @@ from plots import style
 from plots.learning_curves import MANY
 from reports import cells, findings, render
 from reports.caveats import caveats
+from reports.command import run_command
 from reports.explorer import specification
 from reports.page import (
     Archive,
@@ -256,7 +254,4 @@ def _terminal_text(value: Value) -> Text:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    gc.disable()  # it would free little memory and take a tenth of the time
-    sys.exit(main())
+    run_command(main)

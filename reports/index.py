@@ -1,18 +1,16 @@
 """Builds the pages of all studies that have records, and their index: `python -m reports.index`."""
 
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import matplotlib as mpl
-
 from analysis.output import bad_input
 from cleanba.record import replace_file
 from cleanba.run.command_line import parse
 from reports import build, render
+from reports.command import run_command
 from reports.page import Page, read_json
 from reports.study import ReportError
 
@@ -115,6 +113,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    sys.exit(main())
+    run_command(main)

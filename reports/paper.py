@@ -4,14 +4,12 @@ The data are the records of the figure's study, or data published by the authors
 moolib (`--published FOLDER`), which suffice for some figures or parts of them.
 """
 
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import tyro
@@ -36,6 +34,7 @@ from plots import (
     style,
 )
 from plots import final_scores as score_dots
+from reports.command import run_command
 
 
 class PaperFigure(NamedTuple):
@@ -427,6 +426,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    sys.exit(main())
+    run_command(main)

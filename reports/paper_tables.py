@@ -33,6 +33,7 @@ from cleanba.run.command_line import BadInput, parse
 from experiments.study import StudyError
 from plots import style
 from reports import paper
+from reports.command import run_command
 from reports.page import number
 
 ITERATIONS = 5
@@ -450,4 +451,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -6,10 +6,8 @@ the videos.
 Then writes the index of all results, `results/README.md`. Nothing else here writes to tracked files.
 """
 
-import gc
 import hashlib
 import io
-import signal
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, unquote
 
-import matplotlib as mpl
 import msgspec
 import tyro
 from PIL import Image
@@ -29,6 +26,7 @@ from cleanba.record.folder import INFO_FILE
 from cleanba.run.command_line import parse
 from reports import build, index, render
 from reports.archive import sha256
+from reports.command import run_command
 from reports.page import Archive, Cell, Page, Table, Value, read_json, write_json
 from reports.study import ReportError
 
@@ -216,7 +214,4 @@ def small_png(file: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    gc.disable()  # it would free little memory and take a tenth of the time
-    sys.exit(main())
+    run_command(main)

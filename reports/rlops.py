@@ -22,6 +22,7 @@ from analysis import importers
 from analysis.output import bad_input
 from analysis.tables import InputError, Tables, split_runs
 from cleanba.run.command_line import BadInput, parse
+from reports.command import run_command
 
 ENTITY = "cleanba"
 METRIC = "charts/episodic_return"
@@ -213,4 +214,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

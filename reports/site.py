@@ -7,13 +7,11 @@ the documentation; and an index of all. Links between them are relative, so that
 import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import msgspec
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -22,6 +20,7 @@ from analysis.output import bad_input
 from cleanba.record import replace_file
 from cleanba.run.command_line import parse
 from reports import build, index, render
+from reports.command import run_command
 from reports.page import Page, earlier_figures, read_json
 from reports.study import ReportError
 
@@ -225,6 +224,4 @@ def _resolved(tokens: Sequence[Token], resolve: Callable[[str], str]) -> list[To
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently on a closed pipe (`| head`)
-    mpl.use("agg")
-    sys.exit(main())
+    run_command(main)
