@@ -41,6 +41,8 @@ def _one_line(console_text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", console_text)
     lines = [line.strip(" │╭╮╰╯─|") for line in text.splitlines()]
     lines = [line for line in lines if line and not line.lower().startswith("for full helptext")]
+    # a title that its first line repeats
+    lines = lines[1:] if len(lines) > 1 and lines[1].startswith(lines[0]) else lines
     return re.sub(r"\s+", " ", "; ".join(lines))
 
 

@@ -1,10 +1,13 @@
-"""Programs end when they are told to, with the right exit code."""
+"""Programs refuse wrong flags, and end when they are told to, with the right exit code."""
 
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import pytest
+
+from cleanba.run.command_line import BadInput, parse
 
 IN_A_CALLBACK = """
 import gc, os, signal, time
@@ -37,3 +40,13 @@ def test_a_signal_that_arrives_in_a_callback_of_the_garbage_collector_is_not_los
     assert done.returncode == code
     assert b"ignored" in done.stderr  # it did arrive there
     assert time.monotonic() - begin < 20
+
+
+def test_an_unknown_flag_is_named_once():
+    @dataclass
+    class Args:
+        number: int = 1
+
+    with pytest.raises(BadInput) as caught:
+        parse(Args, ["--nonsense"])
+    assert str(caught.value) == "Unrecognized options: --nonsense"
