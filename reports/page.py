@@ -203,11 +203,15 @@ def read_json(file: Path) -> Page:
 
 
 def earlier_figures(file: Path) -> tuple[Figure, ...]:
-    """Return the figures of a page that was written before; none if it cannot be read."""
+    """Return the figures of a page that was written before, whose files lie in its folder.
+
+    There are none if the page cannot be read. Names that lead elsewhere are left out.
+    """
     try:
-        return read_json(file).figures()
+        figures = read_json(file).figures()
     except ValueError:
         return ()
+    return tuple(one for one in figures if all("/" not in name for name in (one.name, one.data)))
 
 
 def _lines(value: Any, indent: str) -> str:

@@ -145,9 +145,7 @@ def publish(page: Page, site: Path, results: Path) -> list[Path]:
 
 def check_videos(page: Page) -> None:
     """Raise ReportError if a page names a video without a link to its file."""
-    table = page.table("videos")
-    cells = [one for row in table.rows for one in row if isinstance(one, Cell)] if table else []
-    if any(one.text.endswith(".mp4") and not one.link for one in cells):
+    if any(cell.text.endswith(".mp4") and not cell.link for cell in video_cells(page)):
         raise ReportError("videos can be published only of records below the working directory")
 
 
@@ -172,11 +170,14 @@ def without_links(page: Page) -> Page:
 
 def videos(page: Page) -> dict[str, str]:
     """Return the links to videos, by the names of the published files."""
-    table = page.table("videos")
-    links = (
-        [one.link for row in table.rows for one in row if isinstance(one, Cell)] if table else []
-    )
+    links = [cell.link for cell in video_cells(page)]
     return {video_name(link): link for link in links if video_name(link)}
+
+
+def video_cells(page: Page) -> list[Cell]:
+    """Return the cells of the table of videos that are not plain values."""
+    table = page.table("videos")
+    return [one for row in table.rows for one in row if isinstance(one, Cell)] if table else []
 
 
 def video_name(link: str) -> str:

@@ -97,6 +97,17 @@ def test_moolib_time_is_steps_over_speed_and_episodes_are_counted(tmp_path):
     assert final_scores(tables)["score"].item() == np.mean(np.arange(10, 20))
 
 
+def test_a_line_of_a_resumed_moolib_log_is_named_by_its_number(tmp_path):
+    file = write_moolib(tmp_path, rows=4)
+    lines = file.read_text().splitlines()
+    cells = lines[3].split("\t")
+    steps = lines[0].split("\t").index(moolib.STEPS)
+    cells[steps] = "1e400"
+    file.write_text("\n".join([*lines[:3], lines[0], "\t".join(cells)]) + "\n")
+    with pytest.raises(InputError, match=f"line 5: {moolib.STEPS} is too large"):
+        moolib.read([tmp_path])
+
+
 def test_moolib_folder_without_logs_is_missing_not_forgotten(tmp_path):
     write_moolib(tmp_path)
     (tmp_path / "Skiing-0-name").mkdir()
@@ -372,7 +383,10 @@ def test_openrlbenchmark_index_names_what_was_not_downloaded(tmp_path):
         assert (
             "in the index, but its history was not downloaded" in tables.quality["problem"].tolist()
         )
-    with sqlite3.connect(project / "offline.sqlite") as found:  # reading changed nothing
+    elsewhere = project.rename(tmp_path / "a#b")  # a fragment, were it an address
+    assert importers.read([elsewhere]).runs["system"].tolist() == ["dqn"]
+    assert not (tmp_path / "a").exists()
+    with sqlite3.connect(elsewhere / "offline.sqlite") as found:  # reading changed nothing
         assert found.execute("select count(*) from offlinerun").fetchone() == (2,)
 
 

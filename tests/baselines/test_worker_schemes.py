@@ -963,6 +963,10 @@ def test_a_run_without_an_address_joins_no_cluster(on_ray, tmp_path, monkeypatch
             "--preemption-threshold 0.5: only for synchronous",
         ),
         ({"num_minibatches": 9}, "--num-minibatches 9: too many for the 64 steps"),
+        (
+            {"scheme": "ddppo", "num_minibatches": 3},
+            "--num-minibatches 3: too many for the 16 steps of the shortest rollout",
+        ),
         ({"total_timesteps": 10}, "--total-timesteps 10: a rollout holds 64 steps"),
         ({"ray_address": "auto", "local_nodes": 2}, "--local-nodes: starts a cluster on this"),
         ({"priority_exponent": 0.5}, "--priority-exponent 0.5: only with --storage per"),
@@ -999,6 +1003,13 @@ def test_bad_input_is_refused(tmp_path, changes, message):
     with pytest.raises(BadInput, match=re.escape(message)):
         options.prepare(parsed(options.Args, **(SMALL | {"runs_dir": tmp_path} | changes)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scheme_with_workers_is_refused_without_ray(tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    options.prepare(parsed(options.Args, **SMALL, runs_dir=tmp_path))  # one thread needs none
+    with pytest.raises(BadInput, match="--scheme appo: Ray is not installed"):
+        options.prepare(parsed(options.Args, **SMALL, runs_dir=tmp_path, scheme="appo"))
 
 
 def test_schemes_are_choices_of_arguments():

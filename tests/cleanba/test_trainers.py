@@ -10,7 +10,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cleanba import cleanba_impala, cleanba_ppo
+from cleanba import cleanba_impala, cleanba_ppo, play
 from cleanba.record import read_run
 from cleanba.run.command_line import exit_code
 
@@ -155,6 +155,14 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(tmp_path, caps
     assert stderr.startswith("error: ")
     assert stderr.count("\n") == 1, stderr
     assert message in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_video_without_imageio_is_refused_before_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(play, "find_spec", lambda _: None)
+    argv = [*SMALL, "--runs-dir", str(tmp_path), "--capture-video"]
+    assert exit_code(cleanba_ppo.Args, cleanba_ppo.main, argv) == 2
+    assert "--capture-video: imageio is not installed" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

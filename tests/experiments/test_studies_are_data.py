@@ -428,6 +428,13 @@ def test_a_preset_has_the_targets_of_its_own_environments(tmp_path):
         assert load_study(tmp_path / "mine.toml", preset).targets == targets
 
 
+def test_programs_that_cannot_be_imported_are_one_line(tmp_path, monkeypatch):
+    run = load(tmp_path, STUDY).runs[0]
+    program = replace(run.program, script="baselines/nowhere.py")
+    with pytest.raises(StudyError, match=r"cannot be checked: ModuleNotFoundError.*nowhere"):
+        check_flags([run._replace(program=program)])
+
+
 def test_the_preset_of_a_copy_is_told_by_its_folder(tmp_path):
     text = STUDY.replace("[[runs]]", "[[presets.cpu.runs]]")
     text = text.replace("[runs.hyper", "[presets.cpu.runs.hyper")

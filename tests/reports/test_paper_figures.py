@@ -182,7 +182,14 @@ def test_speed_is_by_an_option_and_beside_the_baseline(tmp_path):
                 tmp_path / f"{system}-{delay}", system, f"d{delay}", "CartPole-v1", sps=sps,
                 steps=10_240, hardware={"step_delay_seconds": delay},
             )  # fmt: skip
-    write_run(tmp_path / "plain", "hts_rl_ppo", "plain", "CartPole-v1", steps=10_240)
+    for name, options in (
+        ("plain", {}),
+        ("word", {"step_delay_seconds": "auto"}),
+        ("list", {"step_delay_seconds": [1]}),
+    ):
+        write_run(
+            tmp_path / name, "hts_rl_ppo", name, "CartPole-v1", steps=10_240, hardware=options
+        )
     frame = speed.speed_by_option(importers.read([tmp_path]), "step_delay_seconds")
     assert frame["x"].tolist() == [0.01, 0.02, 0.01, 0.02]
     np.testing.assert_allclose(frame["speedup"], [1.5, 4.0, np.nan, np.nan])
