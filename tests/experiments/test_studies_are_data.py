@@ -440,11 +440,17 @@ def test_the_preset_of_a_copy_is_told_by_its_folder(tmp_path):
     text = text.replace("[runs.hyper", "[presets.cpu.runs.hyper")
     other = text[text.index("[[presets.cpu") :]
     text += other.replace("presets.cpu", "presets.small")
-    text += other.replace("presets.cpu", "presets.very-small")
-    for folder in ("mine", "mine-small", "mine-very-small"):
+    text += other.replace("presets.cpu", "presets.very-small").replace("CartPole-v1", "Catch-v0")
+    for folder, env_id in (
+        ("mine", "CartPole-v1"),
+        ("mine-small", "CartPole-v1"),
+        ("mine-very-small", "Catch-v0"),
+    ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "study.toml").write_text(text)
-        assert load_study(tmp_path / folder / "study.toml").name == folder
+        study = load_study(tmp_path / folder / "study.toml")
+        assert study.name == folder
+        assert {run.env_id for run in study.runs} == {env_id}
     (tmp_path / "too-small.toml").write_text(text)
     with pytest.raises(StudyError, match="a study with a preset 'small' cannot end in -small"):
         load_study(tmp_path / "too-small.toml")
