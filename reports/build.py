@@ -64,6 +64,8 @@ class Args:
     """Folder with its run records; by default runs/<name>."""
     out: str | None = None
     """Folder for the page; by default site/<name>."""
+    published: bool = False
+    """The records are those of an archive, without logs. The page is that of the archive."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Build the page of a study.")
         out = Path(args.out or f"site/{args.name}")
-        page = build(args.name, Path(args.runs or f"runs/{args.name}"), out)
+        runs = Path(args.runs or f"runs/{args.name}")
+        page = build(args.name, runs, out, published=args.published)
     except ERRORS as error:
         return bad_input(error)
     print_table(page.table("summary"))

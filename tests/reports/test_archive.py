@@ -12,7 +12,7 @@ import pytest
 from rocrate.rocrate import ROCrate
 from synthetic_runs import study_folder, write_run
 
-from reports import archive
+from reports import archive, build
 from reports.archive import sha256
 from reports.unpack import unpack
 
@@ -49,6 +49,17 @@ def test_other_content_replaces_an_archive_only_if_asked(study, capsys):
     assert "other content: give --overwrite" in capsys.readouterr().err
     assert sha256(Path("dist/small.zip")) == first
     assert sha256(publish("--overwrite")) != first
+
+
+def test_the_page_can_be_rebuilt_from_the_archive_byte_for_byte(study, tmp_path, monkeypatch):
+    (tmp_path / "unpacked").mkdir()
+    data = unpack(publish(), tmp_path / "unpacked") / "data"
+    pages = {name: (data / name).read_bytes() for name in ("index.html", "result.json")}
+    for name in pages:
+        (data / name).unlink()
+    monkeypatch.chdir(data)
+    assert build.main(["small", "--out", ".", "--published"]) == 0
+    assert {name: (data / name).read_bytes() for name in pages} == pages
 
 
 def test_records_are_staged_without_a_second_copy_where_possible(tmp_path, monkeypatch):
