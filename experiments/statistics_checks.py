@@ -63,6 +63,12 @@ def measure_verdicts(simulations: int) -> None:
     print("equivalent, though a level differs by the margin or more")
     sizes = [*verdict_rates.SIZES, *verdict_rates.LARGE]
     print_lines(verdict_rates.table(verdict_rates.UNEQUAL, "equivalent", sizes, simulations))
+    print("the same, where the rule does not protect")
+    print_lines(
+        verdict_rates.table(
+            verdict_rates.UNPROTECTED, "equivalent", verdict_rates.UNPROTECTED_SIZES, simulations
+        )
+    )
     print("power by runs of each side, normal scores with a spread of 10%")
     print_lines(verdict_rates.power(simulations))
 
