@@ -195,17 +195,16 @@ def final_scores(
     return pd.concat(both, ignore_index=True)[columns]
 
 
-def by_environment(
-    scores: pd.DataFrame, column: str = "normalized"
-) -> tuple[list[str], list[np.ndarray]]:
-    """Return environments, sorted, and the scores of the runs on each, without NaN.
+def by_environment(scores: pd.DataFrame) -> tuple[list[str], list[np.ndarray]]:
+    """Return environments, sorted, and the normalized scores of the runs on each, without NaN.
 
     Args:
       scores: rows of `final_scores` of one system and setting.
-      column: `normalized` or `score`.
     """
-    present = scores[scores[column].notna()]
-    groups = {str(env): g[column].to_numpy() for env, g in present.groupby("env_id", observed=True)}
+    present = scores.dropna(subset=["normalized"])
+    groups = {
+        str(env): g["normalized"].to_numpy() for env, g in present.groupby("env_id", observed=True)
+    }
     return sorted(groups), [groups[env] for env in sorted(groups)]
 
 

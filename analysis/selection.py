@@ -78,14 +78,13 @@ class Shared(NamedTuple):
         return text
 
 
-def shared_environments(scores: pd.DataFrame, column: str = "normalized") -> Shared:
-    """Return the environments on which every system and setting has a score.
+def shared_environments(scores: pd.DataFrame) -> Shared:
+    """Return the environments on which every system and setting has a normalized score.
 
     Args:
       scores: as `scores.final_scores` returns them.
-      column: `normalized` or `score`.
     """
-    _, have = _environments_of(scores.dropna(subset=[column]))
+    _, have = _environments_of(scores.dropna(subset=["normalized"]))
     if have.empty:
         return Shared([], {})
     every, shared = set.union(*have), set.intersection(*have)

@@ -8,7 +8,7 @@ import pandas as pd
 PERMUTATIONS = 200
 
 
-def variation(scores: pd.DataFrame, column: str = "score", seed: int = 0) -> pd.DataFrame:
+def variation(scores: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """Return how much of the variation in scores comes from the hardware setting, per system.
 
     A one-way random-effects analysis of variance per environment: runs differ by setting and, within
@@ -19,7 +19,6 @@ def variation(scores: pd.DataFrame, column: str = "score", seed: int = 0) -> pd.
 
     Args:
       scores: as `scores.final_scores` returns them, any number of settings.
-      column: `score` or `normalized`.
       seed: of the permutations.
 
     Returns:
@@ -32,7 +31,7 @@ def variation(scores: pd.DataFrame, column: str = "score", seed: int = 0) -> pd.
         environments = []
         for _, env in group.groupby("env_id", observed=True):
             sides = [
-                s[column].dropna().to_numpy() for _, s in env.groupby("setting", observed=True)
+                s["score"].dropna().to_numpy() for _, s in env.groupby("setting", observed=True)
             ]
             sides = [s for s in sides if len(s)]
             if len(sides) > 1 and max(map(len, sides)) > 1:

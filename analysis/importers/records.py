@@ -194,17 +194,17 @@ def _finite(columns: dict[str, np.ndarray], name: str) -> bool:
     return name in columns and bool(np.isfinite(columns[name]).any())
 
 
-def steady_sps(step: np.ndarray, wall_time: np.ndarray, skipped: int = SKIPPED_UPDATES) -> float:
+def steady_sps(step: np.ndarray, wall_time: np.ndarray) -> float:
     """Return the speed of a run without its compilation, in steps per second.
 
     Args:
       step: steps learned from at the end of each update, `[U]`.
       wall_time: seconds since the run started at the end of each update, `[U]`.
-      skipped: the clock starts at the end of this update (the first ones compile).
 
     Returns:
-      Steps after that update, divided by the seconds after it; NaN if none are left.
+      Steps per second after the first `SKIPPED_UPDATES` updates; NaN if no update is left.
     """
+    skipped = SKIPPED_UPDATES
     if len(step) <= skipped:
         return float("nan")
     seconds = wall_time[-1] - wall_time[skipped - 1]

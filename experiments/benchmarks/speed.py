@@ -16,6 +16,7 @@ from cleanba.record import Run, Update, find_runs, read_run
 
 T = TypeVar("T")
 UNTIMED_CALLS = 3  # which compile, and fill caches
+TIMEOUT = 1800  # seconds after which a program is killed
 
 
 def cores() -> int:
@@ -124,18 +125,17 @@ def ceiling(parts: Mapping[str, float]) -> float:
     return 1 / (1 / parts["env"] + 1 / parts["forward"] + learning)
 
 
-def run_and_read(command: Sequence[str], folder: Path, timeout: float = 1800) -> Run:
+def run_and_read(command: Sequence[str], folder: Path) -> Run:
     """Run a program that writes one record into a folder, and read the record.
 
     Args:
       command: the command line.
       folder: of the record; not within another run's.
-      timeout: seconds after which the program is killed.
 
     Raises:
       RuntimeError: with the last line of the program's standard error, if it fails.
     """
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     if done.returncode:
         last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"{' '.join(command)}: {last_line}")
