@@ -85,18 +85,17 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("paths", nargs="+", metavar="PATH", help="runs, logs, or folders of them")
     shared.add_argument("--source", choices=SOURCES, default="auto", help="kind of log")
     shared.add_argument("--format", choices=output.FORMATS, default="table")
-    shared.add_argument(
-        "--seed", type=_whole(0, 2**53), default=0, help="seed of bootstrap and permutations"
-    )
     shared.add_argument("--strict", action="store_true", help="fail if the data have any problem")
     shared.add_argument("--normalization", choices=NORMALIZATIONS, default="human")
-    shared.add_argument(
-        "--include-incomplete",
-        action="store_true",
-        help="keep runs in scores, curves and verdicts that did not complete",
+    scored = _Parser(add_help=False, parents=[shared])
+    scored.add_argument(
+        "--seed", type=_whole(0, 2**53), default=0, help="seed of bootstrap and permutations"
+    )
+    scored.add_argument(
+        "--include-incomplete", action="store_true", help="keep runs that did not complete"
     )
 
-    aggregate = commands.add_parser("aggregate", parents=[shared], help="scores with intervals")
+    aggregate = commands.add_parser("aggregate", parents=[scored], help="scores with intervals")
     aggregate.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per score")
     when = aggregate.add_mutually_exclusive_group()
     when.add_argument("--at-step", type=_AT, help="score at this step")
@@ -113,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         help="HTS-RL's metrics, with these target scores",
     )
 
-    learning = commands.add_parser("curves", parents=[shared], help="learning curves with bands")
+    learning = commands.add_parser("curves", parents=[scored], help="learning curves with bands")
     learning.add_argument("--points", type=_whole(1, 100_000), default=learning_curves.POINTS)
     learning.add_argument("--episodes", type=_EPISODES, default=100, help="episodes per point")
     learning.add_argument("--repetitions", type=_REPETITIONS, default=2000)
@@ -121,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("lag", parents=[shared], help="policy lag")
 
-    same = commands.add_parser("reproducibility", parents=[shared], help="verdicts on settings")
+    same = commands.add_parser("reproducibility", parents=[scored], help="verdicts on settings")
     same.add_argument("--axis", choices=tuple(learning_curves.AXES), default="step")
     same.add_argument(
         "--margin",
@@ -272,8 +271,6 @@ _COMMANDS = {
     "reproducibility": _reproducibility,
     "quality": lambda tables, args: {},
 }
-
-
 _OF_COMPLETED = ("aggregate", "curves", "reproducibility")
 
 

@@ -374,6 +374,14 @@ def test_rows_without_a_common_environment_have_no_common_curve(write_run, tmp_p
     assert len(found["run_times"]) == 2
 
 
+@pytest.mark.parametrize("command", ["lag", "quality"])
+@pytest.mark.parametrize("option", [["--seed", "1"], ["--include-incomplete"]])
+def test_an_option_without_effect_is_refused(study, capsys, command, option):
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, command, study, *option)
+    assert option[0] in capsys.readouterr().err
+
+
 def test_curves_of_scores_alone_are_refused(tmp_path, capsys):
     (tmp_path / "scores.csv").write_text("env_id,ppo\nPong-v5,20 ± 1\n")
     code, _, err = run(capsys, "curves", tmp_path)
