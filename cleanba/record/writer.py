@@ -170,18 +170,18 @@ class RunWriter:
         NaN and infinities, which JSON cannot express, become null.
 
         Raises:
-          RecordError: if a field has a wrong type or is out of range; no row is written then.
+          ValueError: if a field has a wrong type or is out of range; no row is written then.
         """
         lines: dict[type[Row], bytes] = {}
         for kind in {type(row): None for row in rows}:
             if kind not in self._rows:
-                raise RecordError(f"{self.directory}: {kind.__name__} is not a row of a run record")
+                raise ValueError(f"{self.directory}: {kind.__name__} is not a row of a run record")
             lines[kind] = ENCODER.encode_lines([row for row in rows if type(row) is kind])
             try:
                 _LINES[kind].decode_lines(lines[kind])
             except msgspec.ValidationError as error:
                 path = self.directory / FILE_OF_ROW[kind]
-                raise RecordError(f"{path}: not written: {describe_error(error)}") from None
+                raise ValueError(f"{path}: not written: {describe_error(error)}") from None
         for kind, data in lines.items():
             self._rows[kind].write(data)
             self._rows[kind].flush()

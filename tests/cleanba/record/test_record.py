@@ -117,7 +117,7 @@ def test_values_of_numpy_are_written_as_numbers(tmp_path):
 )
 def test_a_row_of_wrong_types_is_refused_when_it_is_written(tmp_path, row, message):
     writer = RunWriter(tmp_path / "run", INFO)
-    with pytest.raises(RecordError, match=message):
+    with pytest.raises(ValueError, match=message):  # not bad input: the run has begun
         writer.write(episode(), row)
     writer.close("completed")
     assert read_all(tmp_path / "run") == ([], [], [])
