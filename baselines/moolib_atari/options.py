@@ -72,8 +72,8 @@ class Args:
     env: Annotated[NotHyper[str], tyro.conf.arg(aliases=["--env-id"])] = "Breakout-v5"
     """EnvPool environment."""
     seed: NotHyper[int] = 1
-    """Seed of the environments, the initial parameters and the actions. It does not make a run
-    reproducible: the machine decides which policy acts when."""
+    """Seed of the environments, the initial parameters and the actions. With several peers it does not make
+    a run reproducible: timing decides which policy acts when."""
     total_steps: Hyper[Count] = 50_000_000
     """Agent steps to learn from, over all peers."""
     preset: NotHyper[Literal["base", "workstation", "mistake", "none"]] = "none"

@@ -239,11 +239,12 @@ def main() -> int:
             study=args.study, hyperparameters=hyperparameters, hardware={"threads": args.threads} | PROCESSOR,
             versions=VERSIONS, command=["python", *sys.argv], num_actions=agent.num_actions,
         )  # fmt: skip
-        with RunWriter(folder, info, args.overwrite) as record:
-            train(args, agent, record, folder)
+        record = RunWriter(folder, info, args.overwrite)
     except (RecordError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    with record:
+        train(args, agent, record, folder)
     return 0
 
 
