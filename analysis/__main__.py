@@ -145,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     rule = Rule(args.episodes, args.at_step, args.at_time, args.best)
+    if len(tables.scores) and rule != Rule():
+        what = "--episodes, --at-step, --at-time and --best do not apply to score tables"
+        print(f"{what}: {len(tables.scores)} scores are as published", file=sys.stderr)
     scores, shared = selection.over_shared(final_scores(tables, rule, args.normalization))
     draws = {"level": args.level, "seed": args.seed}
     results: dict[str, Any] = {
@@ -156,12 +159,12 @@ def _aggregate(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
         notes = [{k: e[k] for k in ("system", "setting", "note")} for e in results["aggregate"]]
         results["aggregate"] = summary.aggregate_frame(results["aggregate"]).drop(columns="note")
         results["notes"] = [note for note in notes if note["note"]]
-    results["probability_of_improvement"] = summary.improvements(scores, **draws)
+    results["probability_of_improvement"] = summary.improvements(scores, args.repetitions, **draws)
     timed = shared.environments or selection.environments(tables)
     results["run_times"] = summary.run_times(selection.on_environments(tables, timed))
     if args.profiles:
         taus = np.round(np.linspace(0, 8, 81), 2)
-        results["profiles"] = summary.profiles(scores, taus, **draws)
+        results["profiles"] = summary.profiles(scores, taus, args.repetitions, **draws)
     if args.targets:
         results["hts_metrics"] = hts_metrics(tables, args.targets, args.at_time, args.episodes)
     return _with_shared(results, shared, args.format)
@@ -216,12 +219,16 @@ def _lag(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
 def _reproducibility(tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     options = (args.axis, args.margin, args.alpha)
     if args.between == "systems":
-        found = reproducibility.system_verdicts(tables, *options, seed=args.seed)
+        found = reproducibility.system_verdicts(
+            tables, *options, seed=args.seed, normalization=args.normalization
+        )
         if not found:
             raise InputError(f"{args.paths[0]}: no hardware setting has two or more systems")
         further = {}
     else:
-        found = reproducibility.verdicts(tables, *options, seed=args.seed)
+        found = reproducibility.verdicts(
+            tables, *options, seed=args.seed, normalization=args.normalization
+        )
         if not found:
             raise InputError(f"{args.paths[0]}: no system has two or more hardware settings")
         further = {"variation": variation.variation(final_scores(tables), seed=args.seed)}

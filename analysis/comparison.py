@@ -364,13 +364,19 @@ def first_difference(
     return min((float(points[0]) for points in beyond if len(points)), default=math.nan)
 
 
-def runs_needed(found: Comparison, alpha: float, margin: float) -> float:
+def runs_needed(found: Comparison, alpha: float, margin: float, same_seeds: bool = False) -> float:
     """Estimate how many runs per environment and side decide, if the observed differences are the true ones.
 
     A standard error shrinks with the root of the number of runs. For *equivalent*, (z_alpha + z_power) errors
     have to fit between difference and margin in every row, and the failing runs have to be few enough; for
     *different*, (z_alpha/2 + z_power) errors into the difference of some row, z_alpha being corrected for the
-    number of rows.
+    number of rows, and the permutations have to be many enough for a p-value of alpha.
+
+    Args:
+      found: the comparison of the runs so far.
+      alpha: level of the tests.
+      margin: as a share of the level.
+      same_seeds: whether runs are permuted within pairs.
 
     Returns:
       The smaller of the two numbers; infinity if neither is finite, or if a side's single run leaves the
@@ -382,6 +388,12 @@ def runs_needed(found: Comparison, alpha: float, margin: float) -> float:
     runs = min(found.runs) / environments
     power = special.ndtri(POWER)
     equivalent, different = [float(FEWEST_RUNS)], []
+    fewest = 1
+    while (
+        2 * (0.5**fewest if same_seeds else 1 / math.comb(2 * fewest, fewest)) ** environments
+        > alpha
+    ):
+        fewest += 1
     for row in found.rows:
         room = row.margin - abs(row.difference)
         one_sided = (special.ndtri(1 - alpha) + power) * row.error
@@ -392,4 +404,4 @@ def runs_needed(found: Comparison, alpha: float, margin: float) -> float:
         share = max(failed / total for failed, total in zip(found.failing, found.runs, strict=True))
         least = math.log(alpha) / math.log(1 - margin) / environments
         equivalent.append(least if share == 0 else math.inf)
-    return float(np.ceil(min(max(equivalent), min(different))))
+    return float(np.ceil(min(max(equivalent), max(fewest, min(different)))))

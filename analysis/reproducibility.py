@@ -47,11 +47,13 @@ class Source(NamedTuple):
       curves: learning curves.
       scores: final scores, of all runs.
       scores_only: the pairs of system and setting with a run of which only the score is known.
+      without_number: (system, setting, environment) -> returns that are no numbers, where there are any.
     """
 
     curves: dict[str, Measured]
     scores: dict[str, Measured]
     scores_only: set[tuple[str, str]]
+    without_number: dict[tuple[str, str, str], int]
 
 
 class Side(NamedTuple):
@@ -75,6 +77,7 @@ def verdicts(
     seed: int = 0,
     permutations: int = PERMUTATIONS,
     window: int = EPISODES,
+    normalization: str = "human",
 ) -> list[dict]:
     """Return a verdict for every system and every two of its settings.
 
@@ -91,6 +94,7 @@ def verdicts(
       seed: of permutations and bootstrap.
       permutations: of the sides among the runs.
       window: number of episodes that a point of a curve and a score average.
+      normalization: of scores, see `references.reference`.
 
     Returns:
       One entry per pair: system, setting_a, setting_b, verdict, p_equivalent, p_different and p_distribution
@@ -98,7 +102,7 @@ def verdicts(
       runs_a, runs_b, failing_a, failing_b, environments, final and area (pooled IQM, as a description),
       `fingerprints`, `by_environment` (rows of `comparison.Row`) and `note`.
     """
-    source = _source(tables, axis, points, window)
+    source = _source(tables, axis, points, window, normalization)
     prints = fingerprints.pairs(tables)
     entries = []
     for (system, a), (other, b) in combinations(_sides(tables), 2):
@@ -127,6 +131,7 @@ def system_verdicts(
     seed: int = 0,
     permutations: int = PERMUTATIONS,
     window: int = EPISODES,
+    normalization: str = "human",
 ) -> list[dict]:
     """Return a verdict for every two systems under every setting that both have, or that is unknown of one.
 
@@ -137,7 +142,7 @@ def system_verdicts(
       One entry per pair and setting: system_a, system_b, setting, and the fields of `verdicts` except
       the fingerprints.
     """
-    source = _source(tables, axis, points, window)
+    source = _source(tables, axis, points, window, normalization)
     entries = []
     for (a, setting), (b, other) in combinations(_sides(tables), 2):
         if a == b or (setting != other and UNKNOWN not in (setting, other)):
@@ -229,7 +234,7 @@ def _sides(tables: Tables) -> list[tuple[str, str]]:
     )
 
 
-def _source(tables: Tables, axis: str, points: int, window: int) -> Source:
+def _source(tables: Tables, axis: str, points: int, window: int, normalization: str) -> Source:
     """Return curves and scores by environment, normalised where it has a reference.
 
     The curves of an environment have a grid of their own.
@@ -238,12 +243,12 @@ def _source(tables: Tables, axis: str, points: int, window: int) -> Source:
     for env in sorted(tables.curves["env_id"].astype(str).unique()):
         here = tables.curves[tables.curves["env_id"] == env]
         raw = run_curves(tables._replace(curves=here), axis, points, window)
-        known = reference(env) is not None
-        curves[env] = Measured(normalized(raw) if known else raw, known)
+        known = reference(env, normalization) is not None
+        curves[env] = Measured(normalized(raw, normalization) if known else raw, known)
     of_runs = tables.scores[tables.scores["seed"] >= 0]  # others are means over runs
     scores_only = set(zip(of_runs["system"], of_runs["setting"], strict=True))
     if scores_only:
-        every = final_scores(tables._replace(scores=of_runs), Rule(window))
+        every = final_scores(tables._replace(scores=of_runs), Rule(window), normalization)
         for env, rows in every.groupby("env_id", sort=True):
             known = bool(rows["normalized"].notna().any())
             values = rows[["normalized" if known else "score"]].to_numpy(float)
@@ -251,7 +256,9 @@ def _source(tables: Tables, axis: str, points: int, window: int) -> Source:
             scores[str(env)] = Measured(
                 Curves(axis, np.zeros(1), values, np.full_like(values, np.nan), runs), known
             )
-    return Source(curves, scores, scores_only)
+    bad = tables.curves[~np.isfinite(tables.curves["return"])]
+    counts = bad.groupby(["system", "setting", "env_id"], observed=True).size()
+    return Source(curves, scores, scores_only, counts.to_dict())
 
 
 def _overlap(first: Side, second: Side) -> np.ndarray:
@@ -353,13 +360,26 @@ def _compared(
         found = found._replace(p_equivalent=0.0)
         what = "scores" if scores_alone else "curves"
         notes.append(f"all {what} of one side are those of the other")
+    # A run that has diverged may end where its returns are no longer numbers.
+    bad = sum(
+        source.without_number.get((*key, env), 0)
+        for key in (first_key, second_key)
+        for env in shared
+    )
+    if bad and not scores_alone:
+        found = found._replace(p_equivalent=1.0)
+        what = "returns are no numbers: points" if bad > 1 else "return is no number: points"
+        notes.append(f"{bad:,} {what} that average {'them' if bad > 1 else 'it'} are left out")
     if any(found.failing):
         notes.append(f"failing runs: {found.failing[0]} and {found.failing[1]}")
     pooled = known or shared[: len(shared) == 1]
     if len(pooled) < len(shared):
         unknown = ", ".join(env for env in shared if env not in pooled)
         notes.append(f"not in the pooled difference, for want of a reference: {unknown}")
-    needed = comparison.runs_needed(found, alpha, margin)
+    same_seeds = paired and all(
+        np.array_equal(np.sort(first[env].seeds), np.sort(second[env].seeds)) for env in shared
+    )
+    needed = comparison.runs_needed(found, alpha, margin, same_seeds)
     rows = [row._replace(outcome=OUTCOMES[row.outcome])._asdict() for row in found.rows]
     drivers = [row["env_id"] for row in rows if row["p_different"] <= alpha]
     return {

@@ -154,7 +154,9 @@ def _score(run: pd.DataFrame, rule: Rule) -> tuple[float, float]:
     end = len(at) if limit is None else int(np.searchsorted(at, limit, side="right"))
     kept = None if counts is None else counts[:end]
     score = (best_score if rule.best else score_at_end)(returns[:end], rule.window, kept)
-    return score, min(end if kept is None else kept.sum(), rule.window)
+    if kept is None or rule.best or not end:
+        return score, min(end if kept is None else kept.sum(), rule.window)
+    return score, kept[_window_starts(kept, rule.window)[-1] :].sum()
 
 
 def final_scores(
@@ -230,10 +232,11 @@ def hts_metrics(
       `required_step_<target>` (agent steps; both infinite where the target was not reached).
     """
     runs = split_runs(tables.curves)
+    seconds = dict(zip(tables.runs["run"], tables.runs["seconds"].astype(float), strict=True))
     ends: dict[str, float] = {}
     for key, run in runs:
-        env_id, end = key.env_id, float(run["wall_time"].max())
-        ends[env_id] = min(end, ends.get(env_id, np.inf))
+        end = float(np.fmax(run["wall_time"].max(), seconds.get(key.run, np.nan)))
+        ends[key.env_id] = min(end, ends.get(key.env_id, np.inf))
     rows = []
     for key, run in runs:
         times, returns, counts = ordered_episodes(run, "wall_time")

@@ -61,7 +61,11 @@ def aggregate(
             entry[name] = {**estimate._asdict(), "runs": runs, "environments": len(environments)}
         entry["runs"] = runs
         entry["environments"] = len(environments)
-        notes = (_note(sizes, published), few_episodes(group["episodes"], window))
+        notes = (
+            _note(sizes, published),
+            _missing(group["score"]),
+            few_episodes(group["episodes"], window),
+        )
         entry["note"] = "; ".join(filter(None, notes))
         entries.append(entry)
     return entries
@@ -73,7 +77,7 @@ def _systems(scores: pd.DataFrame) -> list[tuple[tuple, pd.DataFrame]]:
 
 def _note(sizes: Sequence[int], published: bool) -> str:
     if not sizes:
-        return "no environment with a reference: nothing to aggregate"
+        return "no score on an environment with a reference: nothing to aggregate"
     if published:
         return "published means over runs: no interval; iqm and optimality_gap are of the means"
     if max(sizes) < 2:
@@ -81,6 +85,13 @@ def _note(sizes: Sequence[int], published: bool) -> str:
     if min(sizes) < bootstrap.FEW_RUNS:
         return f"{min(sizes)} runs per environment: the interval is too narrow (docs/statistics.md)"
     return ""
+
+
+def _missing(scores: pd.Series) -> str:
+    missing = int(scores.isna().sum())
+    if not missing:
+        return ""
+    return f"{missing} of {len(scores)} runs {'has' if missing == 1 else 'have'} no score"
 
 
 def few_episodes(episodes: pd.Series, window: int = EPISODES) -> str:

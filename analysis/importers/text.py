@@ -7,9 +7,6 @@ from pathlib import Path
 from analysis.tables import InputError
 from cleanba.record.files import LARGEST_TABLE, read_file
 
-# Longest line that is accepted, which bounds the memory that a damaged file can take.
-LONGEST_LINE = 1_000_000
-
 
 def read_text(path: Path) -> str:
     """Return the text of a file.
@@ -24,7 +21,7 @@ def read_text(path: Path) -> str:
     if not data.strip():
         raise InputError(f"{path}: empty")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # spreadsheets write a byte order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}, line {line}: not text (UTF-8)") from None

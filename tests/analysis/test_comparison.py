@@ -219,6 +219,17 @@ def test_the_runs_needed_are_those_of_a_power_of_80_percent():
         assert comparison.runs_needed(found, 0.05, margin) == expected
 
 
+@pytest.mark.parametrize(("paired", "fewest"), [(True, 6), (False, 4)])
+def test_the_runs_needed_are_enough_for_permutations_to_show_a_difference(paired, fewest):
+    """2 / 2^6 and 2 / C(8, 4) are the first below 5%."""
+    for runs in range(3, fewest + 1):
+        noise = np.linspace(-1, 1, runs)
+        one = environment(10 + noise, 200 + noise[::-1], same_seeds(runs) if paired else ())
+        found = compare([one], permuted_sides([one]))
+        assert (found.p_different < 0.05) == (runs >= fewest)
+        assert comparison.runs_needed(found, 0.05, 0.1, paired) == fewest
+
+
 def test_no_number_of_runs_is_known_to_be_enough_where_the_spread_is_unknown():
     rng = np.random.default_rng(0)
     measured = environment(10 + rng.normal(size=5), 10 + rng.normal(size=5))

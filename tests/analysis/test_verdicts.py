@@ -176,6 +176,19 @@ def without_fingerprints(runs):
     return tables(pieces, runs=[(key, done) for key, _ in pieces])
 
 
+def test_runs_with_returns_that_are_no_numbers_are_never_equivalent(write_run, tmp_path):
+    for setting in "ab":
+        for seed in range(40):
+            write_run(setting=setting, seed=seed, returns=np.full(150, 10.0), fingerprint=setting)
+    (entry,) = reproducibility.verdicts(read_records([tmp_path]))
+    assert entry["verdict"] == "equivalent"
+    diverged = np.r_[np.full(120, 10.0), np.full(30, np.nan)]
+    write_run(setting="b", seed=99, returns=diverged, fingerprint="b")
+    (entry,) = reproducibility.verdicts(read_records([tmp_path]))
+    assert entry["verdict"] == "undecided"
+    assert "30 returns are no numbers: points that average them are left out" in entry["note"]
+
+
 def test_a_copy_without_fingerprints_is_equivalent():
     """168 runs, three of each game and setting: no statistics are needed."""
     rng = np.random.default_rng(0)
