@@ -96,7 +96,7 @@ def aggregate(
     rule = Rule(episodes, at_step, at_time, best)
     scores, shared = selection.over_shared(_scores(data, normalization, rule))
     entries = summary.aggregate(scores, repetitions, level, seed, method, episodes)
-    return _over(summary.aggregate_frame(entries), shared)
+    return _over(summary.aggregate_frame(entries), shared, level)
 
 
 def compare(
@@ -180,7 +180,8 @@ def curves(
       each step.
     """
     measured = _curves(data, points, episodes, frames)
-    return learning_curves.curve_table(measured, repetitions=repetitions, level=level, seed=seed)
+    frame = learning_curves.curve_table(measured, repetitions=repetitions, level=level, seed=seed)
+    return _over(frame, None, level)
 
 
 def sample_efficiency(
@@ -219,7 +220,7 @@ def sample_efficiency(
     if shared is not None:
         measured = learning_curves.normalized(measured, normalization)
     frame = learning_curves.aggregate_curve_table(measured, metrics, repetitions, level, seed)
-    return frame if shared is None else _over(frame, shared)
+    return _over(frame, shared, level)
 
 
 def profiles(
@@ -244,11 +245,11 @@ def profiles(
       seed: seed of the draws.
 
     Returns:
-      system, setting, tau, value, low, high, runs.
+      system, setting, tau, value, low, high, runs, environments.
     """
     scores, shared = selection.over_shared(_scores(data, normalization, Rule(episodes)))
     taus = summary.thresholds(scores) if taus is None else np.asarray(taus, np.float64)
-    return _over(summary.profiles(scores, taus, repetitions, level, seed), shared)
+    return _over(summary.profiles(scores, taus, repetitions, level, seed), shared, level)
 
 
 def probability_of_improvement(
@@ -274,7 +275,8 @@ def probability_of_improvement(
       x, y, value, low, high, environments.
     """
     scores, shared = selection.over_shared(_scores(data, normalization, Rule(episodes)))
-    return _over(pd.DataFrame(summary.improvements(scores, repetitions, level, seed)), shared)
+    frame = pd.DataFrame(summary.improvements(scores, repetitions, level, seed))
+    return _over(frame, shared, level)
 
 
 def _scores(data: Tables | Arrays, normalization: str, rule: Rule) -> pd.DataFrame:
@@ -297,8 +299,11 @@ def _arrays(data: object) -> Arrays:
     return data
 
 
-def _over(frame: pd.DataFrame, shared: Shared) -> pd.DataFrame:
-    """Return a table with the environments that it is over in its attributes."""
+def _over(frame: pd.DataFrame, shared: Shared | None, level: float) -> pd.DataFrame:
+    """Return a table with the level of its intervals, and the environments it is over, as attributes."""
+    frame.attrs["level"] = level
+    if shared is None:
+        return frame
     frame.attrs["environments"] = shared.sentence()
     if shared.lacking:
         warnings.warn(shared.sentence(), stacklevel=3)

@@ -114,6 +114,12 @@ def over_shared(scores: pd.DataFrame) -> tuple[pd.DataFrame, Shared]:
     return scores[kept], shared
 
 
+def environments_of_all(tables: Tables) -> list[str]:
+    """Return the environments on which every system and setting has a run, sorted."""
+    _, have = _environments_of(tables.runs)
+    return sorted(set.intersection(*have)) if len(have) else []
+
+
 def on_environments(tables: Tables, environments: Collection[str]) -> Tables:
     """Return the tables of runs on some environments."""
     others = tables.runs["run"][~tables.runs["env_id"].isin(list(environments))]

@@ -237,7 +237,7 @@ def profiles(
       seed: seed of the draws.
 
     Returns:
-      system, setting, tau, value (share of runs above tau), low, high, runs.
+      system, setting, tau, value (share of runs above tau), low, high, runs, environments.
     """
     frames = []
     for (system, setting), group in _systems(scores):
@@ -265,8 +265,9 @@ def profiles(
                     "low": band[0],
                     "high": band[1],
                     "runs": sum(sizes),
+                    "environments": len(sizes),
                 }
             )
         )
-    columns = ["system", "setting", "tau", "value", "low", "high", "runs"]
+    columns = ["system", "setting", "tau", "value", "low", "high", "runs", "environments"]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)

@@ -42,6 +42,12 @@ def draw(verdicts: pd.DataFrame, source: str = "") -> Figure:
         ]
         style.legend(figure, handles, [LABELS[name] for name in shown])
         bars = "lines: intervals of the two one-sided tests · pale: counts as equivalent"
+        if any(
+            abs(row["difference"]) > WIDEST * row["margin"]
+            for rows in verdicts["by_environment"]
+            for row in rows
+        ):
+            bars += f" · beyond {WIDEST:g} margins: at the edge"
         style.source_line(figure, style.sentence(bars, source))
     return figure
 

@@ -49,7 +49,9 @@ def draw(
         style.systems_and_settings_legend(figure, look, curves)
         environments = style.counts_text(curves["environments"], "environments")
         note = f"{style.counts_text(curves['runs'])}, {environments}"
-        bands = style.bands_text(curves, "95% stratified bootstrap over seeds")
+        bands = style.bands_text(
+            curves, f"{style.level_text(curves)} stratified bootstrap over seeds"
+        )
         bands = "" if look.labelled else bands
         time = "time: mean of the runs at the same step" if curves["seconds"].notna().any() else ""
         style.source_line(figure, f"{style.sentence(bands, time)}\n{style.sentence(note, source)}")

@@ -37,7 +37,11 @@ def draw(improvements: pd.DataFrame, source: str = "") -> Figure:
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
         with_interval = improvements["low"].notna().any()
-        bars = "bars: 95% stratified bootstrap intervals" if with_interval else ""
+        bars = (
+            f"bars: {style.level_text(improvements)} stratified bootstrap intervals"
+            if with_interval
+            else ""
+        )
         environments = style.counts_text(improvements["environments"], "environments")
         style.source_line(figure, style.sentence(bars, environments, source))
     return figure

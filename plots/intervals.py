@@ -49,7 +49,11 @@ def draw(
             panel.margins(x=0.12)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=3))
         with_interval = aggregates["low"].notna().any()
-        bars = "bars: 95% stratified bootstrap intervals" if with_interval else ""
+        bars = (
+            f"bars: {style.level_text(aggregates)} stratified bootstrap intervals"
+            if with_interval
+            else ""
+        )
         counts = style.counts_text(aggregates["runs"])
         environments = style.counts_text(aggregates["environments"], "environments")
         note = ", ".join(part for part in (counts, environments) if part)

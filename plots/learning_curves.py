@@ -83,7 +83,9 @@ def draw(
             panel.set_ylabel(what)
         if not labelled:
             style.systems_and_settings_legend(figure, look, curves)
-        bands = style.bands_text(curves[curves["runs"] >= FEW_RUNS], "95% bootstrap over seeds")
+        bands = style.bands_text(
+            curves[curves["runs"] >= FEW_RUNS], f"{style.level_text(curves)} bootstrap over seeds"
+        )
         bands = "" if labelled else bands
         thin = "thin: single runs" if _has_several(runs) else ""
         counts = style.counts_text(curves["runs"], "seeds")

@@ -33,7 +33,9 @@ def draw(
         panel.set_ylim(0, 1.02)
         panel.set_xlim(profiles["tau"].min(), profiles["tau"].max())
         style.systems_and_settings_legend(figure, look, profiles)
-        bands = style.bands_text(profiles, "95% stratified bootstrap over seeds")
+        bands = style.bands_text(
+            profiles, f"{style.level_text(profiles)} stratified bootstrap over seeds"
+        )
         style.source_line(
             figure, style.sentence(style.counts_text(profiles["runs"]), bands, source)
         )

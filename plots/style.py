@@ -20,6 +20,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from analysis.bootstrap import FEW_RUNS, LEVEL
 from cleanba.record import replace_file
 
 # Colours on white -> the same on the background of dark pages. Each has a contrast of at least 4.5:1, and
@@ -417,9 +418,18 @@ def sentence(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def level_text(frame: pd.DataFrame) -> str:
+    """Return the level of a table's intervals, such as `95%`."""
+    return f"{100 * frame.attrs.get('level', LEVEL):g}%"
+
+
 def bands_text(drawn: pd.DataFrame, what: str) -> str:
     """Describe the bands of a figure; '' if it has none."""
-    return f"bands: {what}" if drawn["low"].notna().any() else ""
+    if drawn["low"].isna().all():
+        return ""
+    if "environments" not in drawn or (drawn["runs"] >= FEW_RUNS * drawn["environments"]).all():
+        return f"bands: {what}"
+    return f"bands: {what}, too narrow with fewer than {FEW_RUNS} runs per environment"
 
 
 def thousands(axis: Axes) -> None:

@@ -93,19 +93,19 @@ def same_bits(pairs: pd.DataFrame, system: str, env_id: str) -> Value:
     here = here[here["compared"] > 0]
     if here.empty:
         return None
-    same = sum(value is True for value in here["identical"])
-    if same == len(here):
-        return Cell("yes", tone="good")
-    return Cell(f"no ({len(here) - same} of {len(here)} pairs)", tone="bad")
+    agree = (here["identical"] == True) & here["same_episodes"].astype(bool)  # noqa: E712
+    if not agree.all():
+        return Cell(f"no ({(~agree).sum()} of {len(here)} pairs)", tone="bad")
+    return Cell("yes", tone="good") if here["to_the_end"].all() else None
 
 
-def difference(outcome: Mapping | None) -> Value:
+def difference(outcome: Mapping | None, *, with_interval: bool = True) -> Value:
     """Return the signed difference of two systems (second minus first), with its interval."""
     if outcome is None:
         return None
     value, low, high = (outcome[name] for name in ("difference", "low", "high"))
     text = signed(value)
-    if math.isfinite(low):
+    if with_interval and math.isfinite(low):
         text += f" [{signed(low)}, {signed(high)}]"
     return Cell(text, finite(value))
 

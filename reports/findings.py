@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import lag_tables, study_tables, summary, verdicts
+from analysis import lag_tables, study_tables, verdicts
 from analysis.bootstrap import FEW_RUNS
 from analysis.selection import GROUP
 from experiments.study import Finding
@@ -60,11 +60,15 @@ def _bits(study: StudyRuns) -> Sentences:
                 f"{_name(study, name)}: different bits on different hardware settings "
                 f"({differ:,} of {_count(pairs, 'pair')} of runs)."
             )
-        else:
-            yield (
-                f"{_name(study, name)}: the same bits in {agree:,} of {_count(pairs, 'pair')} of runs; the "
-                "others could not be compared to their end."
-            )
+            continue
+        # equal fingerprints to the end, and other episodes
+        whole = (of_pairs["identical"] == True) & of_pairs["to_the_end"].astype(bool)  # noqa: E712
+        other = int((whole & ~of_pairs["same_episodes"].astype(bool)).sum())
+        parts = [f"the same bits in {agree:,} of {_count(pairs, 'pair')} of runs"]
+        parts += [f"other episodes in {other:,}"] if other else []
+        left = pairs - agree - other
+        parts += [f"{left:,} could not be compared to their end"] if left > 0 else []
+        yield f"{_name(study, name)}: {'; '.join(parts)}."
 
 
 def _processes(study: StudyRuns, systems: Collection[str], settings: Collection[str]) -> str:
@@ -197,7 +201,7 @@ def _speedup(study: StudyRuns) -> Sentences:
 
 def _run_times(study: StudyRuns) -> Sentences:
     """The shortest and the longest mean run time."""
-    frame = pd.DataFrame(summary.run_times(study.done))
+    frame = study.run_times
     if len(frame):
         unit, name = (60, "minutes") if frame["seconds"].max() >= 120 else (1, "seconds")
         text = _range(study, frame, "seconds", lambda row: number(row.seconds / unit))

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis import importers, lag_tables, queueing, selection, speed, study_tables, summary
 from analysis.output import bad_input
-from analysis.scores import final_scores
+from analysis.scores import EPISODES, Rule, final_scores
 from analysis.tables import InputError, Tables, tables
 from cleanba.run.command_line import BadInput, parse
 from experiments import state
@@ -125,6 +125,7 @@ class Source(NamedTuple):
     words: str
     look: style.Look
     score: str  # name of a normalised score
+    window: int = EPISODES  # episodes that a score averages
 
 
 def _comparable(source: Source) -> Source:
@@ -153,17 +154,17 @@ def _over_environments(
 
 
 def _aggregate_curves(source: Source, metric: str) -> Figure | None:
-    curves = study_tables.efficiency(source.tables, (metric,))
+    curves = study_tables.efficiency(source.tables, (metric,), source.window)
     return efficiency.draw(curves, source.look, source.words, source.score) if len(curves) else None
 
 
 def _aggregates(source: Source) -> Figure | None:
-    frame = study_tables.aggregate_table(source.tables)
+    frame = study_tables.aggregate_table(source.tables, source.window)
     return intervals.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
 
 def _profiles(source: Source) -> Figure | None:
-    scores = final_scores(source.tables)
+    scores = final_scores(source.tables, Rule(source.window))
     frame = summary.profiles(scores, summary.thresholds(scores))
     return profiles.draw(frame, source.look, source.words, source.score) if len(frame) else None
 
@@ -179,7 +180,7 @@ def _run_times(source: Source) -> Figure | None:
 
 def _returns(x: str) -> Callable[[Source], Figure | None]:
     def draw(source: Source) -> Figure | None:
-        means, runs = study_tables.learning_curves(source.tables)
+        means, runs = study_tables.learning_curves(source.tables, source.window)
         if not means[x].notna().any():
             return None
         return learning_curves.draw(means, source.look, source.words, x=x, runs=runs)
@@ -236,7 +237,7 @@ def _scores(source: Source) -> Figure | None:
         )
         frame["each"] = [()] * len(frame)
         return score_dots.draw(frame, source.look, words, "standard deviations")
-    frame = study_tables.score_table(source.tables)
+    frame = study_tables.score_table(source.tables, source.window)
     return score_dots.draw(frame, source.look, words) if len(frame) else None
 
 
@@ -321,7 +322,8 @@ def read_runs(name: str, runs: Path, preset: str) -> Source:
         raise InputError(f"{folder}: no completed run of the study")
     found = importers.read(done, "records")
     words = f"{len(found.runs)} of {len(study.runs)} runs of study {study.name}"
-    return Source(found, words, _look(found), selection.score_name(found))
+    look, score = _look(found), selection.score_name(found)
+    return Source(found, words, look, score, study.score_episodes)
 
 
 SIMULATION = Source(

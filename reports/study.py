@@ -14,6 +14,7 @@ from analysis import (
     selection,
     speed,
     study_tables,
+    summary,
     time_spent,
     verdicts,
 )
@@ -133,6 +134,12 @@ class StudyRuns:
     def aggregates(self) -> pd.DataFrame:
         """Of `study_tables.aggregate_table`."""
         return study_tables.aggregate_table(self.comparable.tables, self.score_episodes)
+
+    @cached_property
+    def run_times(self) -> pd.DataFrame:
+        """Of `summary.run_times`, on the environments that all systems and settings have."""
+        shared = selection.environments_of_all(self.done)
+        return pd.DataFrame(summary.run_times(selection.on_environments(self.done, shared)))
 
     @cached_property
     def changing(self) -> Tables:

@@ -124,14 +124,16 @@ def pairs(study: StudyRuns) -> Section | None:
     rows = []
     for (system, env_id), group in study.pairs.groupby(["system", "env_id"], sort=True):
         start = (style.name_of(str(system)), str(env_id))
-        same = group[group["identical"] == True]  # noqa: E712
+        agree = (group["identical"] == True) & group["same_episodes"].astype(bool)  # noqa: E712
+        same = group[agree]
         if len(same):
             settings = _settings_text([*same["setting_a"], *same["setting_b"]])
             seeds = cells.each(sorted(same["seed"].unique()), 0)
             prints = int(same["compared"].sum())
             rows.append((*start, len(same), seeds, settings, YES, prints, None))
-        for row in group[group["identical"] != True].itertuples():  # noqa: E712
+        for row in group[~agree].itertuples():
             compared = bool(row.compared)
+            first = "episodes" if row.identical is True else f"version {row.first_difference}"
             rows.append(
                 (
                     *start,
@@ -140,7 +142,7 @@ def pairs(study: StudyRuns) -> Section | None:
                     f"{row.setting_a} and {row.setting_b}",
                     NO if compared else None,
                     int(row.compared),
-                    f"version {row.first_difference}" if compared else None,
+                    first if compared else None,
                 )
             )
     columns = ("system", "environment", "pairs", "seeds", "settings", "same bits", "fingerprints")
@@ -174,9 +176,9 @@ def by_environment(study: StudyRuns) -> Section | None:
         ]
     text = (
         "Levels are means over runs, of normalised scores where the environment has a reference; the "
-        "difference is the second side's minus the first's, with its 90% interval. These p-values are "
-        "corrected for the environments and outcomes of one comparison, not for the number of "
-        "comparisons."
+        "difference is the second side's minus the first's, with its 90% interval. *p different* is "
+        "corrected for the environments and outcomes of one comparison, and neither p-value for the number "
+        "of comparisons."
     )
     columns = (
         "of",
@@ -201,7 +203,10 @@ def systems(study: StudyRuns) -> Section | None:
             entry["setting"],
             *(style.name_of(entry[side]) for side in ("system_a", "system_b")),
             Cell(entry["verdict"], tone=tones.get(entry["verdict"], "")),
-            *(cells.difference(entry.get(name)) for name in ("final", "area")),
+            *(
+                cells.difference(entry.get(name), with_interval=_enough_runs(entry))
+                for name in ("final", "area")
+            ),
             *(cells.rounded(entry[p], 3) if p in entry else None for p in P_VALUES),
             f"{entry['runs_a']} and {entry['runs_b']}" if "runs_a" in entry else None,
             "; ".join(filter(None, (_differs_on(entry), entry["note"]))) or None,
@@ -212,8 +217,8 @@ def systems(study: StudyRuns) -> Section | None:
         "Every two systems under the same setting are compared by their learning curves. "
         f"{VERDICTS} Two systems are compared up to the end of the shorter runs: the final score here "
         "is the one at that step. A difference is that of the second system minus the first, of the IQM "
-        "over runs and environments, with its 95% bootstrap interval: a description, on which no "
-        "verdict rests."
+        "over runs and environments: a description, on which no verdict rests. From "
+        f"{FEW_RUNS} runs per environment on, it has a 95% bootstrap interval."
     )
     columns = ("setting", "system", "against", "learning curves", "final score: difference")
     columns += ("area: difference", "p equivalent", "p different", "runs", "note")
@@ -221,5 +226,11 @@ def systems(study: StudyRuns) -> Section | None:
     return Section("systems", title, text, table=table(columns, rows)) if rows else None
 
 
+def _enough_runs(entry: dict) -> bool:
+    return min(entry.get("runs_a", 0), entry.get("runs_b", 0)) >= FEW_RUNS * entry["environments"]
+
+
 def _differs_on(entry: dict) -> str:
-    return f"differs on {', '.join(entry['drivers'])}" if entry.get("drivers") else ""
+    if entry["verdict"] != "different" or not entry["drivers"]:
+        return ""
+    return f"differs on {', '.join(entry['drivers'])}"

@@ -5,8 +5,9 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from analysis import lag_tables, speed, study_tables, summary
+from analysis import lag_tables, selection, speed, study_tables
 from analysis.bootstrap import FEW_RUNS
+from analysis.selection import MOST_NAMED
 from plots import learning_curves, policy_lag, speed_curves, time_spent
 from plots import run_times as run_time_plot
 from plots import speed as speed_plot
@@ -16,6 +17,7 @@ from reports.page import Cell, Section
 from reports.sections.parts import BANDS, by_group, figure, table
 from reports.study import StudyRuns
 
+PREDICTED = "predicted"  # of the policy changes in a rollout
 # What may be varied to see how speed scales -> its name on an axis.
 SCALES = {
     "step_delay_seconds": "mean step time (s), exponential",
@@ -70,17 +72,20 @@ def at_once_text(runs: pd.DataFrame) -> str:
 
 def run_times(study: StudyRuns) -> Section | None:
     """Return the mean run time of each system and setting."""
-    frame = pd.DataFrame(summary.run_times(study.done))
+    frame = study.run_times
     if len(frame) < 2:
         return None
-    caption = (
-        "Mean wall time of a run, compilation included, and how many times the shortest it is."
-    )
+    shared = selection.environments_of_all(study.done)
+    caption = "Mean wall time of a run, compilation included, and how many times the shortest it is"
+    if len(shared) < study.done.runs["env_id"].nunique():
+        what = ", ".join(shared) if len(shared) <= MOST_NAMED else f"{len(shared)} environments"
+        caption += f"; over the environments that all have: {what}"
+    caption += "."
 
     def draw() -> Drawing:
         return run_time_plot.draw(frame, study.look, study.source)
 
-    counted = frame.assign(environments=study.done.runs["env_id"].nunique())
+    counted = frame.assign(environments=len(shared))
     drawn = figure(study, "run_times", caption, counted, draw)
     return Section("run_times", "Run times", figure=drawn)
 
@@ -221,11 +226,15 @@ def changes(study: StudyRuns) -> Section | None:
                 *(reported if paper else ()),
             )
         )
+    references = _references(predicted)
+    by_actors = predicted["by_actors"].notna().any()
     text = (
         "Predicted changes per rollout: *actors / batch* if actors never wait, since all of them then "
         "finish a rollout in the same time, during which the learner makes that many updates; *rollout / "
         "update time* is the number of updates during one rollout, by the times of the other seeds. Where "
         "actors wait for free buffers, rollouts begin when an update ends, and only complete updates count."
+        if references or by_actors
+        else ""
     )
     if paper:
         text += (
@@ -233,14 +242,14 @@ def changes(study: StudyRuns) -> Section | None:
             "and the averages of its logs (appendix G) differ."
         )
     frame = lag_tables.lag_table(study.changing, "changes")
-    caption = (
-        "Share of rollouts by number of policy changes while they were collected; cross: as predicted by the "
-        "times of the other seeds."
-    )
+    caption = "Share of rollouts by number of policy changes while they were collected"
+    if any(one.label == PREDICTED for one in references):
+        caption += "; cross: as predicted by the times of the other seeds"
+    caption += "."
 
     def draw() -> Drawing:
         what = "policy changes in a rollout"
-        return policy_lag.draw(frame, study.look, study.source, what, _references(predicted))
+        return policy_lag.draw(frame, study.look, study.source, what, references)
 
     columns = ("changes per rollout", "over seeds", "actors / batch", "rollout / update time")
     columns += ("seeds", "paper: text", "paper: logs") if paper else ("seeds",)
@@ -255,7 +264,7 @@ def changes(study: StudyRuns) -> Section | None:
 
 def _references(predicted: pd.DataFrame) -> list[policy_lag.Reference]:
     """Return the predicted changes, and those that the paper reports."""
-    columns = {"by_time": ("predicted", "x"), "paper_logs": ("paper (its own machine)", "D")}
+    columns = {"by_time": (PREDICTED, "x"), "paper_logs": ("paper (its own machine)", "D")}
     keys = list(zip(*(predicted[name] for name in ("system", "setting", "env_id")), strict=True))
     found = []
     for column, (label, marker) in columns.items():

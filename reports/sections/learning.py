@@ -85,7 +85,6 @@ def profiles(study: StudyRuns) -> Section | None:
     if scores is None:
         return None
     frame = summary.profiles(scores, summary.thresholds(scores))
-    frame = frame.assign(environments=scores["env_id"].nunique())
     caption = (
         f"Share of runs whose {study.score_name} is above tau; 95% stratified bootstrap bands."
     )

@@ -9,12 +9,14 @@ import pandas as pd
 import pytest
 from analysis_logs import write_tensorboard
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from synthetic_runs import study_folder
 
 import analysis
 from analysis import arrays, importers, quality
 from analysis.__main__ import main
 from analysis.summary import METRICS
+from plots import efficiency, improvements, intervals, learning_curves, profiles
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook.ipynb"
 ENVIRONMENTS = ["CartPole-v1", "Catch-v0"]
@@ -105,6 +107,21 @@ def test_every_result_of_arrays_equals_the_functions_it_is_made_of(scores):
         assert profile[name, 0.9] == pytest.approx((matrix > 0.9).mean())
     expected = metrics.probability_of_improvement(scores["A"], scores["C"])
     assert better["A, -", "C, -"] == pytest.approx(expected)
+
+
+def test_figures_name_the_level_of_their_intervals(scores):
+    along = {name: last[:, :, None] * [0.5, 1.0] for name, last in scores.items()}
+    drawn = (
+        intervals.draw(analysis.aggregate(scores, level=0.5, repetitions=100)),
+        profiles.draw(analysis.profiles(scores, level=0.5, repetitions=100)),
+        improvements.draw(analysis.probability_of_improvement(scores, level=0.5, repetitions=100)),
+        efficiency.draw(analysis.sample_efficiency(along, level=0.5, repetitions=100)),
+        learning_curves.draw(analysis.curves(along, level=0.5, repetitions=100)),
+    )
+    for figure in drawn:
+        said = " ".join(text.get_text() for text in figure.findobj(Text))
+        assert "50%" in said
+        assert "95%" not in said
 
 
 def test_curves_of_arrays(scores):

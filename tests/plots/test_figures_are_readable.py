@@ -225,7 +225,7 @@ def test_counts_are_words_of_their_number():
 
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_every_figure_says_how_many_seeds_and_where_the_data_come_from(texts, name):
-    said = " ".join(text.get_text() for text in texts(name))
+    said = " ".join(" ".join(text.get_text() for text in texts(name)).split())
     assert SOURCE in said
     assert ("1 to 3 seeds" if name in BY_ENVIRONMENT else "6 to 7 runs") in said
 
@@ -529,6 +529,16 @@ def test_differences_are_drawn_in_margins():
     drawn = [np.asarray(line.get_xdata(), float).tolist() for line in panel.lines]
     assert [1.0, 3.0] in drawn
     assert [2.0] in drawn
+
+
+def test_differences_at_the_edge_are_explained():
+    row = {"env_id": "Pong-v5", "outcome": "final", "margin": 0.1, "low": 1.9, "high": 2.1}
+    for difference, explained in ((2.0, True), (0.2, False)):
+        rows = [row | {"difference": difference}]
+        pair = {"system_a": "a", "system_b": "b", "verdict": "different", "by_environment": rows}
+        figure = differences.draw(pd.DataFrame([pair]))
+        said = " ".join(text.get_text() for text in figure.findobj(mpl.text.Text))
+        assert ("beyond 5 margins: at the edge" in " ".join(said.split())) == explained
 
 
 def test_probabilities_of_improvement_are_drawn_from_end_to_end():

@@ -12,8 +12,10 @@ from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 from analysis import reproducibility, study_tables
 from analysis.importers.records import read_records
 from experiments.study import Finding, find_study, load_study, study_names
-from reports import build, findings
+from reports import build, cells, findings
 from reports.caveats import caveats
+from reports.page import Cell
+from reports.sections import comparison, execution
 from reports.study import read_study
 from tests.sealing import rewrite
 
@@ -73,6 +75,39 @@ def test_pairs_that_could_not_be_compared_are_not_different(place):
     )
 
 
+def test_other_episodes_of_the_same_parameters_are_named(place):
+    study_folder(place / "runs/small", ("moolib",), ("a", "b"), ("Catch-v0",), steps=10_240)
+    changed = place / "runs/small/moolib__b__Catch-v0__s1/episodes.jsonl"
+    first, *rest = changed.read_text().splitlines()
+    other = json.dumps(json.loads(first) | {"return": 0.5})
+    rewrite(changed, "\n".join([other, *rest]) + "\n")
+    (sentence,) = said(place, "bits")
+    assert sentence == (
+        "moolib IMPALA: the same bits in 2 of 3 pairs of runs; other episodes in 1."
+    )
+    study = read_study("small", place / "runs/small", place)
+    cell = cells.same_bits(study.pairs, "moolib", "Catch-v0")
+    assert cell == Cell("no (1 of 3 pairs)", tone="bad")
+    each = comparison.pairs(study).table.rows
+    assert [(row[2], row[5], row[7]) for row in each] == [
+        (2, comparison.YES, None), (1, comparison.NO, "episodes"),
+    ]  # fmt: skip
+
+
+def test_run_times_are_of_the_environments_that_all_settings_have(place):
+    folder = place / "runs/small"
+    for env_id, settings in (("CartPole-v1", "ab"), ("Catch-v0", "a")):
+        for setting in settings:
+            slow = 1_000.0 if env_id == "Catch-v0" else 5_000.0
+            name = f"moolib__{setting}__{env_id}__s1"
+            write_run(folder / name, "moolib", setting, env_id, steps=10_240, sps=slow)
+    study = read_study("small", folder, place)
+    assert study.run_times["seconds"].nunique() == 1
+    assert study.run_times["runs"].tolist() == [1, 1]
+    caption = execution.run_times(study).figure.caption
+    assert "; over the environments that all have: CartPole-v1." in caption
+
+
 def test_a_run_without_an_episode_has_missed_its_target(place):
     study_folder(place / "runs/small", ("moolib",), ("a",), ("CartPole-v1",), steps=51_200)
     rewrite(place / "runs/small/moolib__a__CartPole-v1__s3/episodes.jsonl", "")
@@ -105,6 +140,8 @@ def test_only_a_difference_names_the_environments_that_show_it():
     entry = {"drivers": ["Catch-v0"], "verdict": "different"}
     assert findings._drivers(entry) == " on Catch-v0"
     assert findings._drivers(entry | {"verdict": "equivalent"}) == ""
+    assert comparison._differs_on(entry) == "differs on Catch-v0"
+    assert comparison._differs_on(entry | {"verdict": "undecided"}) == ""
 
 
 def test_counts_of_verdicts_have_one_order():

@@ -240,6 +240,17 @@ def test_policy_changes_inside_rollouts_are_shown_beside_what_was_predicted(plac
         assert (place / f"site/lag/figures/{name}.png").is_file()
 
 
+def test_predictions_of_policy_changes_are_explained_only_where_there_are_any(place, undrawn):
+    folder = place / "runs/lag"
+    record = folder / "monobeast__my-setting__Catch-v0__s1"
+    monobeast_run(record, "my-setting", 1, 4, 8)
+    path = record / "run.json"
+    path.write_text(path.read_text().replace('"num_actors"', '"num_others"'))
+    changes = execution.changes(read_study("lag", folder, place))
+    assert changes.text == ""
+    assert "cross" not in changes.figure.caption
+
+
 def test_hardware_is_named_with_its_settings_where_it_differs():
     one = {"platform": "cpu", "device_kind": "an old one", "cpu_affinity": [0]}
     two = one | {"cpu_affinity": [0, 1]}
