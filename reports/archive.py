@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -35,12 +36,12 @@ from rocrate.rocrate import ROCrate
 
 from analysis.output import bad_input
 from cleanba import __version__
-from cleanba.record import Run, find_runs, read_run
+from cleanba.record import Run, find_runs, read_run, source_revision
 from cleanba.record.checkpoints import ARRAYS, MARKER
 from cleanba.record.files import open_regular
 from cleanba.record.folder import CHECKPOINTS_FOLDER, INFO_FILE, PUBLISHED, VIDEOS
 from cleanba.record.redaction import is_private
-from cleanba.run.command_line import parse
+from cleanba.run.command_line import BadInput, parse
 from reports import build
 from reports.command import run_command
 from reports.page import Page
@@ -52,6 +53,7 @@ LOCK = Path(__file__).parents[1] / "requirements.lock"
 STUDY_FILE = "study.toml"
 TEXT = {".json", ".jsonl", ".toml"}
 LARGEST_FILE = 1 << 40  # bytes
+PLAIN = "letters of ASCII, digits, '_', '-' and '.', not first '-' or '.'"
 NO_TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
 LEVEL = 9  # of zlib
 
@@ -81,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 for bad input."""
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Publish a study's records.")
+        if not is_plain(args.name):
+            raise BadInput(f"{args.name!r} cannot be the name of an archive: {PLAIN}")
         runs, file = Path(args.runs or f"runs/{args.name}"), Path(args.out) / f"{args.name}.zip"
         with tempfile.TemporaryDirectory() as folder:
             made = make(args, runs, Path(folder))
@@ -90,6 +94,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{file}: {file.stat().st_size:,} bytes, SHA-256 {sha256(file)}")
     print(f"make audit ARCHIVE={file}")
     return 0
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can be that of an archive's folder, on any machine."""
+    return bool(re.fullmatch(r"\w[\w.-]*", name, re.ASCII))
+
+
+def toolkit() -> str:
+    """Return the version of this toolkit, and the revision of its checkout, if it has one."""
+    return " ".join(filter(None, (f"cleanba {__version__}", source_revision(LOCK.parent))))
 
 
 def make(args: Args, runs: Path, folder: Path) -> Path:
@@ -109,7 +123,7 @@ def make(args: Args, runs: Path, folder: Path) -> Path:
         str(bag),
         {
             "Bagging-Date": max(ends)[:10],
-            "Bag-Software-Agent": f"cleanba {__version__}",
+            "Bag-Software-Agent": toolkit(),
             "External-Identifier": args.name,
             "External-Description": page.question or page.title,
             "Source-Revision": list(page.revisions),
@@ -155,7 +169,8 @@ def stage(runs: Path, out: Path, checkpoints: Checkpoints) -> None:
             for path in sorted(run.path.glob(f"{CHECKPOINTS_FOLDER}/*/{MARKER}"))
             if path.parent.name != last
         ]
-        if saved and (checkpoints == "all" or (checkpoints == "some" and info.system not in seen)):
+        first = run.completed and info.system not in seen  # only completed runs are repeated
+        if saved and (checkpoints == "all" or (checkpoints == "some" and first)):
             seen.add(info.system)
             names += [str(folder / name) for folder in saved for name in (ARRAYS, MARKER)]
         for name in names:

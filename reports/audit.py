@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import bagit
 import msgspec
 import tyro
 from tqdm import tqdm
@@ -32,13 +33,13 @@ from tqdm import tqdm
 from analysis.output import bad_input
 from cleanba.audit.replay import Outcome
 from cleanba.audit.verification import check_module
-from cleanba.record import RecordError, find_runs, replace_file
+from cleanba.record import find_runs, replace_file
 from cleanba.record.files import MB, read_file
 from cleanba.run.arguments import Count, CountOrZero
 from cleanba.run.command_line import BadInput, parse
 from experiments.pool import available_cores
 from reports import build, render
-from reports.archive import sha256
+from reports.archive import is_plain, sha256, toolkit
 from reports.command import run_command
 from reports.page import Cell, Page, Section, Table, Value, read_json
 from reports.unpack import unpack
@@ -66,6 +67,7 @@ class Audit(msgspec.Struct, kw_only=True):
       seed: seed that drew the segments.
       module: module that repeats the training of other systems; "" for none.
       tables: first difference between the page and the one made from the records; "" if there is none.
+      other_toolkit: what made the page, if there is a difference and it was another version of the toolkit.
       seconds: duration of each part.
       runs: outcome of each run that was checked, by its name.
     """
@@ -77,6 +79,7 @@ class Audit(msgspec.Struct, kw_only=True):
     seed: int
     module: str = ""
     tables: str
+    other_toolkit: str = ""
     seconds: dict[str, float]
     runs: dict[str, Outcome]
 
@@ -84,7 +87,7 @@ class Audit(msgspec.Struct, kw_only=True):
     def refuted(self) -> bool:
         """Whether anything is, or a check ended abnormally."""
         bad = {outcome.verdict for outcome in self.runs.values()} & {"refuted", "failed"}
-        return bool(self.tables or bad)
+        return bool((self.tables and not self.other_toolkit) or bad)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Args:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, 1 if something is refuted, 2 for bad input, or 130 if interrupted."""
     try:
+        checking = False
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Audit a published archive.")
         pattern = pattern_of(args.runs_matching)
         check_module(args.module)
@@ -134,8 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             records = records_of(data, bag.name, page)
             chosen = chosen_from(records, pattern, args)
             audit = begin(args, file, data, page, records, out / "audit.json")
+            checking = True
             check_runs(chosen, args, audit, lambda: write(audit, page, out))
-    except (*build.ERRORS, RecordError) as error:
+    except build.ERRORS as error:
+        if checking:  # such as a full disk
+            raise
         return bad_input(one_line(error))
     except KeyboardInterrupt:
         print("interrupted; make audit RESUME=1 continues it", file=sys.stderr)
@@ -144,11 +151,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(map(one_line, (*report.finding, *report.caveats))))
     print(out / "index.html")
     return int(audit.refuted)
-
-
-def is_plain(name: str) -> bool:
-    """Whether a name of an archive's folder can be that of a folder of this machine."""
-    return bool(re.fullmatch(r"\w[\w.-]*", name, re.ASCII))
 
 
 def one_line(text: object) -> str:
@@ -213,7 +215,13 @@ def begin(
       BadInput: if the earlier audit is of another archive, or has other segments, seed or module.
     """
     digest = sha256(file)
-    found = read_audit(earlier) if args.resume and earlier.exists() else None
+    found = read_audit(earlier) if earlier.exists() else None
+    if found is not None and not args.resume:
+        if found.sha256 == digest and len(found.runs) < found.records:
+            raise BadInput(
+                f"{earlier} is an audit of a part of this archive: --resume, or delete it"
+            )
+        found = None
     if found is not None:
         seed = found.seed if args.seed is None else args.seed
         given = (digest, args.segments, seed, args.module or "")
@@ -225,6 +233,8 @@ def begin(
             )
     begun = time.perf_counter()
     tables = compare_page(page, data)
+    agent = bagit.Bag(str(data.parent)).info.get("Bag-Software-Agent", "unknown")
+    maker = one_line(agent)[:LONGEST_REASON]
     return Audit(
         archive=file.name,
         sha256=digest,
@@ -233,6 +243,7 @@ def begin(
         seed=found.seed if found else secrets.randbits(32) if args.seed is None else args.seed,
         module=args.module or "",
         tables=one_line(tables),
+        other_toolkit=maker if tables and maker != toolkit() else "",
         seconds={
             "tables": round(time.perf_counter() - begun, 1),
             "runs": found.seconds["runs"] if found else 0.0,
@@ -250,7 +261,7 @@ def read_audit(file: Path) -> Audit:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Audit)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"--resume: {file}: {error}") from None
+        raise BadInput(f"{file}: not an audit: {error}") from None
 
 
 def write(audit: Audit, page: Page, out: Path) -> Page:
@@ -391,10 +402,17 @@ def check_run(path: Path, args: Args, seed: int, compiled: str) -> Outcome:
 def report_of(audit: Audit, page: Page) -> Page:
     """Return the page of an audit."""
     counts = Counter(outcome.verdict for outcome in audit.runs.values())
+    if not audit.tables:
+        tables = "Tables and findings match the records; figures were not compared."
+    elif audit.other_toolkit:
+        tables = (
+            f"Not comparable: the page was made by {audit.other_toolkit}, and this is {toolkit()}. Only that "
+            f"version can compare it. First difference: {audit.tables}."
+        )
+    else:
+        tables = f"Refuted: {audit.tables}."
     finding = [
-        "Tables and findings match the records; figures were not compared."
-        if not audit.tables
-        else f"Refuted: {audit.tables}.",
+        tables,
         ", ".join(f"{count} of {len(audit.runs)} runs {name}" for name, count in counts.items())
         + ".",
     ]

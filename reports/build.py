@@ -22,7 +22,7 @@ from rich.text import Text
 from analysis.forks import call_all
 from analysis.output import bad_input
 from analysis.tables import InputError
-from cleanba.record import replace_file
+from cleanba.record import RecordError, replace_file
 from cleanba.run.command_line import BadInput, parse
 from experiments.pool import available_cores
 from experiments.study import StudyError
@@ -48,7 +48,7 @@ from reports.sections import SECTIONS
 from reports.study import ReportError, StudyRuns, commands, read_study
 
 # Errors that are reported to the user in one line.
-ERRORS = (BadInput, ReportError, InputError, StudyError, OSError, ValueError)
+ERRORS = (BadInput, RecordError, ReportError, InputError, StudyError, OSError, ValueError)
 PLAIN_WIDTH = 150
 LONG = ("speed", "time", "lag")  # sections that many environments make long
 LARGE = 100_000  # bytes of a figure; larger ones, and all of an archive, are compressed in the page

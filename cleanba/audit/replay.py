@@ -36,6 +36,7 @@ from cleanba.record import RecordError, Run, read_run, run_name
 from cleanba.record.actions import DamagedActions
 from cleanba.record.consistency import schedule_of
 from cleanba.record.encoding import ENCODER
+from cleanba.record.folder import PUBLISHED
 from cleanba.run.arguments import CountOrZero
 from cleanba.run.command_line import BadInput, run_command_line
 
@@ -118,9 +119,20 @@ def judge(
     except (Mismatch, RecordError, DamagedActions) as error:
         outcome = Outcome(verdict="refuted", reason=str(error))
     except BadInput as error:
-        outcome = Outcome(verdict="not checkable", reason=str(error))
+        outcome = _not_simulated(run, str(error), published)
     outcome.seconds = round(time.perf_counter() - started, 1)
     return outcome
+
+
+def _not_simulated(run: Run, reason: str, published: bool) -> Outcome:
+    """Check what can be checked of a record without its environments."""
+    try:
+        check_rows(run, published)
+        if published and (problems := run.check_files(PUBLISHED)):
+            raise Mismatch(problems[0])
+    except (Mismatch, RecordError) as error:
+        return Outcome(verdict="refuted", reason=str(error))
+    return Outcome(verdict="not checkable", reason=reason)
 
 
 def _simulate(

@@ -108,20 +108,23 @@ class RunWriter:
         self.directory = Path(directory)
         self._lock = take_lock(self.directory)
         try:
-            info = self._cut(sizes)
+            info = self._check_cut(sizes)
+            note = msgspec.structs.replace(note, command=redact_command(note.command))
+            info.resumed = [*(info.resumed or []), note]
+            info.status, info.error, info.ended, info.files = "running", None, None, UNSET
+            self.info = _as_read(info, self.directory / INFO_FILE)
+            # First the header, without checksums: a process that is killed in between can be resumed again.
+            self._save_info()
+            for name, size in sizes.items():
+                os.truncate(self.directory / name, size)
+            self._open()
         except BaseException:
             os.close(self._lock)
             raise
-        note = msgspec.structs.replace(note, command=redact_command(note.command))
-        info.resumed = [*(info.resumed or []), note]
-        info.status, info.error, info.ended, info.files = "running", None, None, UNSET
-        self.info = _as_read(info, self.directory / INFO_FILE)
-        self._save_info()
-        self._open()
         return self
 
-    def _cut(self, sizes: Mapping[str, int]) -> RunInfo:
-        """Cut the files to their sizes at a checkpoint; return `run.json`.
+    def _check_cut(self, sizes: Mapping[str, int]) -> RunInfo:
+        """Check that files can be cut to their sizes at a checkpoint; return `run.json`.
 
         `sizes` may come from a file that somebody else wrote. Only the files of a record are cut, and none
         through a link.
@@ -141,8 +144,6 @@ class RunWriter:
             if found is None or found < size:
                 what = "is missing" if found is None else f"has {found} bytes"
                 raise RecordError(f"{path} {what}; it had {size} at the checkpoint")
-        for name, size in sizes.items():
-            os.truncate(self.directory / name, size)
         return run.info
 
     def _open(self) -> None:

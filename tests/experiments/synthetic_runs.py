@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 
 from cleanba import record
+from cleanba.record.consistency import own_name
 from experiments import systems
 from experiments.study import find_study, load_study
 
@@ -58,13 +60,15 @@ def write_run(
     leak = np.random.default_rng(len(setting))
     low, high = (-1.0, 1.0) if env_id.startswith("Catch") else (20.0, 480.0)
     sync = system.endswith("-sync")
+    program, fixed = own_name(system) or (UNSET, {})
     info = record.RunInfo(
         system=system,
         setting=setting,
         env_id=env_id,
         seed=seed,
         study=study,
-        hyperparameters={"total_timesteps": steps, "num_envs": num_envs},
+        hyperparameters={"total_timesteps": steps, "num_envs": num_envs, **fixed},
+        program=program,
         hardware={
             "platform": "cpu",
             "num_actor_threads": 1 if setting.endswith("1") else 2,
@@ -148,6 +152,7 @@ def monobeast_run(
     hyperparameters = {"num_actors": num_actors, "batch_size": 2, "num_learner_threads": 1, **more}
     info = record.RunInfo(
         system="monobeast",
+        program="monobeast_study",
         setting=setting,
         env_id=env_id,
         seed=seed,

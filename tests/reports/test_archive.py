@@ -138,11 +138,32 @@ def test_checkpoints_are_published_as_asked(study, which, count):
     assert not any("tensorboard" in name or name.endswith("log.txt") for name in names)
 
 
+def test_some_checkpoints_are_those_of_a_run_that_can_be_repeated(place):
+    folder = place / "runs/small"
+    for seed, status in ((1, "failed"), (2, "completed"), (3, "completed")):
+        run = folder / f"moolib__a__Catch-v0__s{seed}"
+        write_run(run, "moolib", "a", "Catch-v0", seed, steps=5_120, status=status)
+        saved = run / "checkpoints/00000001"
+        saved.mkdir(parents=True)
+        (saved / "arrays.npz").write_bytes(b"x")
+        (saved / "checkpoint.json").write_text("{}")
+    with zipfile.ZipFile(publish("--checkpoints", "some")) as made:
+        names = [name for name in made.namelist() if name.endswith("arrays.npz")]
+    assert [name.split("/")[4] for name in names] == ["moolib__a__Catch-v0__s2"]
+
+
+@pytest.mark.parametrize("name", ["my study", "größe", "a+b", "../a", ".hidden"])
+def test_a_name_that_no_audit_accepts_is_not_published(place, capsys, name):
+    assert archive.main([name]) == 2
+    assert "cannot be the name of an archive" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda run: (run / "episodes.jsonl").unlink(), "episodes.jsonl"),
         (lambda run: (run / "episodes.jsonl").write_text(""), "episodes.jsonl"),
+        (lambda run: (run / "run.json").write_text('{"schema'), "run.json"),
     ],
 )
 def test_damaged_records_are_not_published(study, capsys, spoil, message):

@@ -14,7 +14,7 @@ from synthetic_runs import study_folder
 
 from cleanba.audit.replay import Outcome
 from reports import archive, audit, render
-from reports.archive import sha256, write_zip
+from reports.archive import sha256, toolkit, write_zip
 from reports.audit import Audit, same_value
 from reports.page import read_json
 from reports.unpack import unpack
@@ -43,7 +43,7 @@ def run_audit(file, *options, code=0):
     return msgspec.json.decode(path.read_bytes(), type=Audit)
 
 
-def forge(file, target, change):
+def forge(file, target, change, agent=None):
     """Change the content of an archive, and recompute every checksum."""
     folder = target.parent / f"{target.stem}-forged"
     folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ def forge(file, target, change):
     bag.mkdir()
     for path in data.iterdir():
         shutil.move(path, bag / path.name)
-    bagit.make_bag(str(bag), checksums=["sha256"])
+    bagit.make_bag(str(bag), {"Bag-Software-Agent": agent or toolkit()}, checksums=["sha256"])
     write_zip(bag, target)
     return target
 
@@ -176,6 +176,18 @@ def test_an_edited_page_is_refuted(synthetic, tmp_path, change, where):
     assert len(found.runs) == 2
 
 
+def test_a_page_of_another_version_of_the_toolkit_is_not_refuted(synthetic, tmp_path):
+    """Its words may differ; only that version can tell."""
+    agent = "cleanba 0.2.0 0123abc"
+    file = forge(synthetic, tmp_path / "older.zip", change_the_finding, agent)
+    found = run_audit(file, "--runs-matching", "moolib.*s1$")
+    assert found.other_toolkit == agent
+    text = (tmp_path / "audits/small/README.md").read_text()
+    assert f"Not comparable: the page was made by {agent}, and this is {toolkit()}." in text
+    same = forge(synthetic, tmp_path / "same.zip", lambda data: None, agent)
+    assert run_audit(same, "--runs-matching", "moolib.*s1$").other_toolkit == ""
+
+
 def numbers_of(page):
     """Return the places of all numbers in the tables of a page: rows and columns."""
     return [
@@ -260,6 +272,9 @@ def test_an_interrupted_audit_continues_where_it_stopped(synthetic, tmp_path, mo
     kept = {name for name, outcome in first.items() if outcome.verdict != "failed"}
     before = len(checked)
     monkeypatch.setattr(audit, "write", write)
+    assert audit.main(command) == 2  # the part is not lost
+    assert "is an audit of a part of this archive" in capsys.readouterr().err
+    assert audit.read_audit(tmp_path / "small/audit.json").runs == first
     assert audit.main([*command, "--resume"]) == 0
     found = audit.read_audit(tmp_path / "small/audit.json")
     assert len(found.runs) == 12
@@ -273,7 +288,7 @@ def test_an_interrupted_audit_continues_where_it_stopped(synthetic, tmp_path, mo
     assert audit.read_audit(tmp_path / "small/audit.json") == found
     (tmp_path / "small/audit.json").write_text("{}")
     assert audit.main([*command, "--resume"]) == 2
-    assert "--resume: " in capsys.readouterr().err
+    assert "not an audit" in capsys.readouterr().err
 
 
 def rename(data, name):

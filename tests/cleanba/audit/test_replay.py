@@ -235,12 +235,27 @@ def test_a_record_whose_environments_cannot_be_made_is_one_line(records, tmp_pat
     folder = tmp_path / "x"
     shutil.copytree(records["CartPole-v1"], folder)
     info = json.loads((folder / "run.json").read_text())
+    info["hyperparameters"] |= fields
     (folder / "run.json").write_text(json.dumps(info | fields))
     seal(folder)
     done = replay(folder)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_what_needs_no_environments_is_checked_without_them(records, tmp_path):
+    folder = tmp_path / "x"
+    shutil.copytree(records["CartPole-v1"], folder)
+    info = json.loads((folder / "run.json").read_text())
+    info["hyperparameters"]["num_steps"] = 1 << 21
+    (folder / "run.json").write_text(json.dumps(info))
+    actions = folder / ACTIONS_FILE
+    actions.write_bytes(actions.read_bytes()[:-100])
+    done = replay(folder)
+    assert done.returncode == 1
+    assert ACTIONS_FILE in done.stdout
 
 
 @pytest.mark.slow

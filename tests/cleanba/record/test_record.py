@@ -311,6 +311,30 @@ def test_a_resumed_record_is_cut_to_its_checkpoint_and_gets_new_checksums(tmp_pa
     assert read_run(path).completed
 
 
+def test_a_resumption_that_is_cut_short_can_be_repeated(tmp_path, monkeypatch):
+    """Also if the process is killed before all files are cut, or the disk is full."""
+    path = tmp_path / "run"
+    writer = RunWriter(path, INFO)
+    writer.write(episode(1), update(2))
+    sizes = writer.sizes()
+    writer.write(episode(2), update(3))
+    writer.close("interrupted")
+    note = Resumption(at=now_utc(), update=1, hardware={}, revision="r", command=["x"])
+    for name in ("truncate", "replace"):  # of a file of rows, and of run.json
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(OSError, match="no space"):
+                RunWriter.resume(path, sizes, note)
+    writer = RunWriter.resume(path, sizes, note)
+    assert read_all(path) == ([episode(1)], [], [update(2)])
+    writer.close("completed")
+    assert read_run(path).check_files() == []
+
+
+def fail(*_):
+    raise OSError("no space left")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
