@@ -260,21 +260,29 @@ class Spent(NamedTuple):
     inference_time: float  # computing actions
 
 
-def collect(groups: Sequence[EnvGroup], num_steps: int, params: Any) -> Spent:
+def collect(
+    groups: Sequence[EnvGroup], num_steps: int, params: Any, failure: Failure | None = None
+) -> Spent:
     """Collect one rollout of every group; `EnvGroup.finish_rollout` returns it.
 
     Args:
       groups: environment groups that act on one device.
       num_steps: length of the rollout.
       params: parameters of the network, on that device.
+      failure: ends the rollout before its next step once it is set.
 
     Returns:
       Seconds spent on all groups, by activity.
+
+    Raises:
+      Stopped: if the run ends.
     """
     env_time = inference_time = 0.0
     for group in groups:
         group.start_rollout(num_steps)
     for t in range(num_steps + 1):
+        if failure is not None and failure.stopped.is_set():
+            raise Stopped
         for group in groups:
             # While this group's actions are computed, the other groups' environments step.
             if t > 0:
@@ -366,7 +374,7 @@ class ActorThread(threading.Thread):
     ) -> Rollout:
         """Collect one rollout of every group, all with the same parameters."""
         start = time.perf_counter()
-        spent = collect(groups, self._num_steps, params)
+        spent = collect(groups, self._num_steps, params, self._failure)
         data, traces, episodes = {}, {}, []
         first_step = (number - 1) * self._num_steps
         now = self._clock()

@@ -1,5 +1,7 @@
 """Play with a policy in environments that training did not use, and record a video."""
 
+import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -77,10 +79,12 @@ def play(
         import imageio.v2 as imageio
 
         video.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=video.parent) as folder:
             # jax warns about the fork that starts ffmpeg, although an exec follows at once
             warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-            imageio.mimwrite(video, frames, fps=VIDEO_FPS, macro_block_size=2)
+            whole = Path(folder) / video.name
+            imageio.mimwrite(whole, frames, fps=VIDEO_FPS, macro_block_size=2)
+            os.replace(whole, video)
     return returns
 
 
@@ -88,11 +92,13 @@ def new_video(name: str | None) -> Path | None:
     """Return the path of a video that was requested by name.
 
     Raises:
-      BadInput: with one line, if it exists already, or cannot be written without imageio.
+      BadInput: with one line, if it is no .mp4, exists already, or cannot be written without imageio.
     """
     video = Path(name) if name else None
     if video:
         check_imageio("--video")
+        if video.suffix != ".mp4":
+            raise BadInput(f"--video {video}: must end in .mp4")
     if video and video.exists():
         raise BadInput(f"--video {video}: exists already")
     return video

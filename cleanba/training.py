@@ -27,7 +27,7 @@ from cleanba.environments import make_envs
 from cleanba.exact.groups import GroupExchange
 from cleanba.exact.placement import ActorPlacement, saved_by_cache
 from cleanba.preparation import Setup, pinned
-from cleanba.record import ACTIONS_FILE, RecordError, checkpoints
+from cleanba.record import ACTIONS_FILE, checkpoints
 from cleanba.record.actions import DamagedActions, read_frames
 from cleanba.record.checkpoints import Checkpoint
 from cleanba.update_log import (
@@ -89,9 +89,9 @@ def _rebuild(
             digest, _ = group.replay(np.ascontiguousarray(frame.actions[:, columns]))
             advance(setup.args.num_steps * setup.group_size)
     except DamagedActions as error:
-        raise RecordError(f"{path}: {error}") from None
+        raise RuntimeError(f"{path}: {error}") from None
     if [digest.hex()] != checkpoint.digests[group.index : group.index + 1]:
-        raise RecordError(
+        raise RuntimeError(
             f"{path}: the recorded actions do not lead environment group {group.index} to where "
             f"it was at update {checkpoint.update}"
         )

@@ -1,6 +1,7 @@
 """Logs of the Cleanba trainers: for every update, the rollouts, episodes and actions of all processes."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,15 @@ from msgspec import UNSET
 from cleanba.actor_learner import Rollout as CollectedRollout
 from cleanba.exact import placement
 from cleanba.preparation import PACKAGES, Setup
-from cleanba.record import Episode, Rollout, Update, checkpoints, fingerprint
+from cleanba.record import (
+    Episode,
+    RecordError,
+    Rollout,
+    Update,
+    checkpoints,
+    fingerprint,
+    read_run,
+)
 from cleanba.record.actions import Frame, combine_digests, pack
 from cleanba.run.log import ResumePoint, RunLog, run_info
 
@@ -41,6 +50,14 @@ class UpdateTimes(msgspec.Struct):
     training_time: float
 
 
+def _is_completed(directory: Path) -> bool:
+    """Whether a record is completed by now, such as by another process with the same command."""
+    try:
+        return read_run(directory).completed
+    except RecordError:
+        return False
+
+
 def begin_log(setup: Setup) -> RunLog:
     """Begin the log of a run, or resume it at its checkpoint."""
     args = setup.args
@@ -62,7 +79,8 @@ def begin_log(setup: Setup) -> RunLog:
         info,
         total_steps=setup.num_updates * setup.batch_size,
         # A run without a checkpoint starts over; preparation has made sure that it may.
-        overwrite=args.run.overwrite or args.resuming.resume,
+        overwrite=args.run.overwrite
+        or (args.resuming.resume and not _is_completed(setup.directory)),
         progress="bar" if args.run.progress else None,
         log_frequency=args.logging.log_frequency,
         tracking=args.tracking,

@@ -211,8 +211,21 @@ def _take_over(job: Job, cluster: Cluster) -> Submitted | None:
     import submitit
 
     handle = submitit.SlurmJob(_folder(job), file.read_text(), list(range(job.processes)))
-    state = handle.get_info(mode="force").get("State", "UNKNOWN")
+    info = handle.get_info(mode="force")
+    if not info:  # the job is unknown, or submitit has caught an error of sacct
+        _check_sacct()
+    state = info.get("State", "UNKNOWN")
     return Submitted(job, handle, time.monotonic()) if state in IN_QUEUE else None
+
+
+def _check_sacct() -> None:
+    """Raise a RuntimeError if Slurm's accounting does not answer."""
+    try:
+        done = subprocess.run(["sacct", "--noheader"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"sacct: {error}") from None
+    if done.returncode:
+        raise RuntimeError(f"sacct: {done.stderr.strip() or f'exit code {done.returncode}'}")
 
 
 def _exit_code(handle: "submitit.Job") -> int:

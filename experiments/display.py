@@ -189,8 +189,8 @@ def show_result(
         say("the same command resumes interrupted runs, or starts them over")
     if State.FAILED in states:
         say(
-            "--retry (make: RETRY=1) runs failed runs again: it deletes the records of those that recorded "
-            "their failure, and resumes the others if they have a checkpoint"
+            "--retry (make: RETRY=1) runs failed runs again: it resumes those that have not recorded their "
+            "failure, if they can be resumed, and deletes the records of the others"
         )
     if State.CHANGED in states:
         say("records of another command are kept: use another --runs-dir, or move them away")

@@ -52,8 +52,8 @@ class Options:
     runs_dir: str = "runs"
     """Folder of all records."""
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Run failed runs again. Those that recorded their failure start over: their records are deleted. The
-    others resume from their last checkpoint, if they can be resumed."""
+    """Run failed runs again. Those that have not recorded their failure are resumed, if they can be; the
+    records of the others are deleted, and they start over."""
     cluster: Literal["slurm", "local"] | None = None
     """Submit the runs through submitit: to Slurm, or, to try it out, as processes of this machine."""
     cluster_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()

@@ -17,8 +17,6 @@ from experiments import attempts, systems
 from experiments.attempts import History
 from experiments.study import PlannedRun
 
-BAD_INPUT = 2  # exit code of our programs, for example for a checkpoint that does not fit the run
-
 
 class State(StrEnum):
     """The states of a planned run."""
@@ -163,7 +161,6 @@ def _status(run: PlannedRun, runs_dir: Path, history: History, locked: bool) -> 
         return Status(State.CHANGED, f"interrupted earlier, {by if changes else 'by hand'}")
     resumable = bool(run.program.flags.resume and info.checkpoint_every)
     if history.end and history.end.is_error:  # it could not end its record, or not be resumed
-        resumable = resumable and history.end.exit_code != BAD_INPUT
         return Status(State.FAILED, last_words(run, runs_dir, history), resumable=resumable)
     return Status(State.INTERRUPTED, note, resumable=resumable)
 

@@ -32,6 +32,7 @@ from experiments.study import (
     load_study,
     study_names,
 )
+from experiments.systems import SYSTEMS
 from plots import style
 from reports import cells
 
@@ -197,9 +198,11 @@ def commands(study: StudyRuns) -> tuple[str, ...]:
     """Return the shell commands that reproduce the runs and the page."""
     runs, out = (cells.neutral_path(str(path)) for path in (study.runs, study.out))
     lines = []
-    if study.plan:
+    words = _study_words(study.plan) if study.plan else []
+    if study.plan and not words and all(run.program in SYSTEMS.values() for run in study.plan.runs):
+        words = [f"{runs}/study.toml"]  # the scripts of other systems are relative to the original
+    if words:
         runs_dir = cells.neutral_path(str(study.runs.parent))
-        words = _study_words(study.plan) or [f"{runs}/study.toml"]
         lines.append(["python", "-m", "experiments.launch", *words, "--runs-dir", runs_dir])
     options = ["--runs", runs, "--out", out]
     lines.append(["python", "-m", "reports.build", study.name, *options])

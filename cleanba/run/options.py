@@ -163,14 +163,16 @@ def check_run(
         raise ValueError(f"--setting: the folder's name, {name[:40]}..., is too long ({len(name)})")
     env_seeds(run.seed, 0, num_envs)
     check_env_id(run.env_id)
-    if new:
+    if new or not os.path.exists(run.directory):
         _check_folder(run)
+    if new:
         check_writable(run.directory, overwrite)
 
 
 def _check_folder(run: RunId) -> None:
     """Refuse a folder of records in which no folder can be made."""
-    there = next(path for path in run.directory.absolute().parents if path.exists())
+    # os.path.exists is false below a folder that cannot be entered; Path.exists raises an error
+    there = next(path for path in run.directory.absolute().parents if os.path.exists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "not writable" if there.is_dir() else "not a folder"
         raise ValueError(f"--runs-dir {run.runs_dir}: {there} is {what}")

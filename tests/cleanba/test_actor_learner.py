@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from cleanba.actor_learner import ActorLearner, ActorThread, EnvGroup, Failure
+from cleanba.actor_learner import ActorLearner, ActorThread, EnvGroup, Failure, Stopped, collect
 
 STEPS, ENVS, UPDATES = 3, 2, 6
 
@@ -188,6 +188,26 @@ def test_a_learners_error_ends_all_threads():
     with pytest.raises(RuntimeError, match="the learner broke"):
         run(True, tamper=tamper)
     assert threading.active_count() == before
+
+
+def test_a_rollout_ends_at_its_next_step_once_the_run_does():
+    failure, steps = Failure(), []
+
+    class Group:
+        def start_rollout(self, num_steps):
+            pass
+
+        def receive(self, t):
+            pass
+
+        def act(self, params, t):
+            steps.append(t)
+            if t == 3:
+                failure.stopped.set()
+
+    with pytest.raises(Stopped):
+        collect([Group()], 1_000, None, failure)
+    assert steps == [0, 1, 2, 3]
 
 
 def test_a_broken_promise_of_policy_lag_ends_the_run():

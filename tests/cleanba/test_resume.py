@@ -113,7 +113,7 @@ def test_actions_that_lead_elsewhere_end_a_resumed_run_loudly(tmp_path):
     data = bytearray(file.read_bytes())
     data[0] ^= 0x80
     file.write_bytes(bytes(data))
-    error = runs("x", "--checkpoint-every", "5", "--resume", code=2).stderr
+    error = runs("x", "--checkpoint-every", "5", "--resume", code=1).stderr
     assert "the recorded actions do not lead environment group 0" in error
     assert json.loads((runs.path("x") / "run.json").read_text())["status"] == "failed"
 

@@ -119,6 +119,27 @@ def test_a_job_that_slurm_has_forgotten_or_ended_is_submitted_again(tmp_path, mo
     assert ticks[0].ended[0].error == "cannot be submitted: no such partition"
 
 
+@pytest.mark.parametrize(
+    ("sacct", "known"), [(None, False), ("echo down >&2; exit 1", False), ("exit 0", True)]
+)
+def test_a_job_is_taken_for_forgotten_only_where_slurm_answers(tmp_path, monkeypatch, sacct, known):
+    """submitit returns nothing of a job, also if sacct fails."""
+    monkeypatch.setattr(Queued, "get_info", lambda *_, **__: {})
+    monkeypatch.setattr(submitit, "SlurmJob", Queued)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if sacct:
+        (tmp_path / "sacct").write_text(f"#!/bin/sh\n{sacct}\n")
+        (tmp_path / "sacct").chmod(0o755)
+    one = job(tmp_path, "old", "never")
+    one.log.parent.mkdir()
+    cluster.job_id_file(one).write_text("4711")
+    if known:
+        assert launch.in_queue([one], SLURM) == {}
+    else:
+        with pytest.raises(StudyError, match="cannot tell what is in Slurm's queue: sacct"):
+            launch.in_queue([one], SLURM)
+
+
 def test_a_job_still_in_slurm_s_queue_is_waited_for_and_not_submitted_again(tmp_path, monkeypatch):
     monkeypatch.setattr(submitit, "SlurmJob", Queued)
     monkeypatch.setattr(submitit, "AutoExecutor", None)  # nothing may be submitted

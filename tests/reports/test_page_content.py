@@ -400,6 +400,20 @@ def test_a_page_says_the_command_of_the_study_of_its_records(place, undrawn, tex
     assert f"python -m {command}\n" in pages(place, folder)[1]
 
 
+def test_a_page_has_no_command_for_scripts_that_its_copy_of_the_study_cannot_find(place, undrawn):
+    file = place / "runs/mine/study.toml"
+    file.parent.mkdir(parents=True)
+    text = find_study("cleanrl").read_text().replace('"cleanrl_ppo"', '"my_ppo"')
+    file.write_text(f'{text}\n[systems.my_ppo]\nscript = "my_ppo.py"\n')
+    (file.parent / "my_ppo.py").touch()
+    run = next(run for run in load_study(file).runs if run.system == "my_ppo")
+    write_run(file.parent / run.name, "my_ppo", run.setting.name, run.env_id, run.seed, steps=5_120)
+    assert build.main(["mine"]) == 0
+    text = pages(place, "mine")[1]
+    assert "python -m reports.build mine" in text
+    assert "experiments.launch" not in text
+
+
 def test_seeds_and_steps_are_stored_as_they_are(place, undrawn):
     for seed in (1_234_567, 2):
         folder = place / f"runs/small/{seed}"
