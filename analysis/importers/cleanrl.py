@@ -25,8 +25,8 @@ def run_key(path: str, name: str, config: Mapping[str, Any]) -> RunKey:
     parts = name.split("__")
     named = parts if len(parts) >= 3 else [UNKNOWN, name or UNKNOWN, "0"]
     seed = str(config.get("seed", named[2]))
-    if not seed.lstrip("-").isdigit() or len(seed) > 15:
-        raise InputError(f"{path}: the seed is not an integer: {seed[:40]!r}")
+    if not seed.isdigit() or len(seed) > 15:
+        raise InputError(f"{path}: the seed is no whole number from 0: {seed[:40]!r}")
     return RunKey(
         path,
         str(config.get("exp_name", named[1])),

@@ -16,6 +16,7 @@ from analysis import time_spent as times_of
 from analysis.importers.records import read_records
 from analysis.scores import final_scores as scores_of
 from experiments.games import ATARI_57
+from experiments.study import find_study, load_study, study_names
 from plots import (
     claims,
     differences,
@@ -382,12 +383,12 @@ def test_thin_lines_have_enough_contrast(colours, paper):
     assert contrast.min() > 4.5
 
 
-def test_no_two_known_systems_look_alike():
-    looks = [(look.colour, look.marker) for look in style.SYSTEMS.values()]
-    assert len({look.name for look in style.SYSTEMS.values()}) == len(looks)
-    for group in ("cleanba", "hts_rl", "schemes_ppo"):  # that are drawn together
-        here = [look.colour for name, look in style.SYSTEMS.items() if name.startswith(group)]
-        assert len(set(here)) == len(here)
+@pytest.mark.parametrize("name", study_names())
+def test_no_two_systems_of_a_study_look_alike(name):
+    systems = {run.system for run in load_study(find_study(name)).runs}
+    look = style.look_of(systems, ["x"])
+    assert len({(look.colour(one), look.marker(one)) for one in systems}) == len(systems)
+    assert len({style.name_of(one) for one in systems}) == len(systems)
 
 
 def test_a_system_looks_the_same_beside_any_others():
