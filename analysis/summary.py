@@ -119,7 +119,8 @@ def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:
         for e in entries
         for m in METRICS
     ]
-    return pd.DataFrame(rows)
+    columns = ["system", "setting", "metric", "value", "low", "high", "runs", "environments", "note"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def run_times(tables: Tables) -> list[dict]:

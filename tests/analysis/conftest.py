@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from cleanba.record import Episode, Rollout, RunInfo, RunWriter, Update
+from cleanba.record.consistency import own_name
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # synthetic_runs
 
@@ -41,12 +43,14 @@ def write_run(tmp_path):
         total_steps=1000,
     ):
         folder = folder or tmp_path / f"{system}__{setting}__{env_id}__s{seed}"
+        program, fixed = own_name(system) or (UNSET, {})
         info = RunInfo(
             system=system,
+            program=program,
             setting=setting,
             env_id=env_id,
             seed=seed,
-            hyperparameters={"num_envs": 4, "total_timesteps": total_steps},
+            hyperparameters={"num_envs": 4, "total_timesteps": total_steps, **fixed},
             hardware={"platform": "cpu"},
         )
         returns = np.arange(episodes, dtype=float) if returns is None else np.asarray(returns)

@@ -394,6 +394,13 @@ def test_runs_without_a_score_are_counted_in_the_note(write_run, tmp_path, capsy
     assert "1 of 2 runs has no score" in entry["note"]
 
 
+def test_runs_without_an_episode_have_no_aggregates(write_run, tmp_path, capsys):
+    write_run(returns=[])
+    code, out, _ = run(capsys, "aggregate", tmp_path)
+    assert code == 0
+    assert "no episode was finished" in out
+
+
 def test_verdicts_are_of_scores_in_the_chosen_normalization(study, capsys):
     levels = {}
     for normalization in ("human", "record"):
