@@ -4,6 +4,7 @@ Writes the page as HTML (`index.html`, one file), as Markdown (`README.md`) and 
 the figures as PNG and SVG.
 """
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from analysis.forks import call_all
 from analysis.output import bad_input
 from analysis.tables import InputError
 from cleanba.record import RecordError, replace_file
+from cleanba.record.redaction import of_published
 from cleanba.run.command_line import BadInput, parse
 from experiments.pool import available_cores
 from experiments.study import StudyError
@@ -133,6 +135,11 @@ def build(
 
 def page_of(study: StudyRuns) -> Page:
     """Return the page of a study; its figures are saved below `study.out`."""
+    with of_published() if study.published else contextlib.nullcontext():
+        return _page_of(study)
+
+
+def _page_of(study: StudyRuns) -> Page:
     # these take a few seconds each for studies of the papers' sizes
     calls = [partial(section, study) for section in SECTIONS]
     found = tuple(one for one in call_all(calls, len(available_cores())) if one is not None)

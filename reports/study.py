@@ -52,6 +52,7 @@ class StudyRuns:
       plan: the study, from the launcher's copy beside the records, if there is one.
       tables: all runs.
       changed: names of runs that were completed by another command than the plan's.
+      published: whether the records are published copies, without logs and the like.
     """
 
     name: str
@@ -60,6 +61,7 @@ class StudyRuns:
     plan: Study | None
     tables: Tables
     changed: tuple[str, ...] = ()
+    published: bool = False
 
     @cached_property
     def done(self) -> Tables:
@@ -174,7 +176,7 @@ def read_study(name: str, runs: Path, out: Path, *, published: bool = False) -> 
     copy = runs / "study.toml"
     plan = load_study(copy) if copy.is_file() else None
     changed = _changed(plan, runs, tables) if plan else ()
-    study = StudyRuns(name, runs, out, plan, tables, changed)
+    study = StudyRuns(name, runs, out, plan, tables, changed, published)
     if not len(study.done.runs):
         how = " by a command of its study" if changed else ""
         raise ReportError(f"{runs}: none of the {len(tables.runs)} runs there is completed{how}")

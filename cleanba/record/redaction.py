@@ -14,6 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 
 BLANK = "***"
@@ -21,6 +22,8 @@ SHORTEST_SECRET = (
     8  # characters of an environment variable's value that is blanked wherever it occurs
 )
 LONGEST_LINE = 1 << 16  # bytes of a log that are redacted at a time
+
+_published = ContextVar("published", default=False)
 
 _SECRET_NAME = re.compile(
     r"key|token|secret|passw|passphrase|pwd|credential|auth|cookie", re.IGNORECASE
@@ -46,6 +49,7 @@ _HEADER = re.compile(r"(?i)\b(bearer|basic|token)\s+[\w.~+/=-]{16,}")
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
+_HOME = re.compile(r"/(home|Users)/[^/\s'\":]+")
 _VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s,;&'"]+)"""
 # `name=value` for every name that has a secret word in it, and `name: value` where the word is not all of it
 _ASSIGNED = re.compile(
@@ -57,17 +61,30 @@ _ASSIGNED = re.compile(
 )
 
 
+@contextlib.contextmanager
+def of_published() -> Iterator[None]:
+    """Redact without what this machine knows: its user, host and environment variables.
+
+    Published records have none of their author's, and a reader's may be words of a page, such as `data`.
+    """
+    token = _published.set(True)
+    try:
+        yield
+    finally:
+        _published.reset(token)
+
+
 def redact_text(text: str) -> str:
     """Blank secrets and logins in a text, and replace home folder, user and host by neutral words."""
     text = _PRIVATE_KEY.sub(BLANK, text)
     text = _URL_LOGIN.sub(rf"\1{BLANK}@", text)
-    for value in _secret_values(os.environ):
+    for value in () if _published.get() else _secret_values(os.environ):
         text = text.replace(value, BLANK)
     text = _HEADER.sub(rf"\1 {BLANK}", text)
     text = _TOKEN.sub(BLANK, text)
     text = _HEX_TOKEN.sub(BLANK, text)
     text = _ASSIGNED.sub(rf"\1\2{BLANK}", text)
-    return _without_names(text)
+    return _HOME.sub("~", text) if _published.get() else _without_names(text)
 
 
 def is_private(text: str) -> bool:
@@ -143,7 +160,7 @@ def _secret_values(environment: Mapping[str, str]) -> list[str]:
 @cache
 def _names() -> tuple[tuple[re.Pattern[str], str], ...]:
     """Return what names the user and the machine, each with its replacement."""
-    names = [(re.compile(r"/(home|Users)/[^/\s'\":]+"), "~")]
+    names = [(_HOME, "~")]
     host = socket.gethostname()
     if host and host != "localhost":
         names.append((re.compile(rf"\b{re.escape(host)}\b"), "<host>"))

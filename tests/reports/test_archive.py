@@ -12,6 +12,7 @@ import pytest
 from rocrate.rocrate import ROCrate
 from synthetic_runs import study_folder, write_run
 
+from cleanba.record import redaction
 from reports import archive, build
 from reports.archive import sha256
 from reports.unpack import unpack
@@ -51,13 +52,30 @@ def test_other_content_replaces_an_archive_only_if_asked(study, capsys):
     assert sha256(publish("--overwrite")) != first
 
 
-def test_the_page_can_be_rebuilt_from_the_archive_byte_for_byte(study, tmp_path, monkeypatch):
+@pytest.fixture
+def reader_called_moolib(monkeypatch):
+    """A user whose name, and whose secret, are words of the page."""
+
+    def become():
+        monkeypatch.setenv("LOGNAME", "moolib")
+        monkeypatch.setenv("MY_TOKEN", "Catch-v0")
+        redaction._names.cache_clear()
+        assert redaction.redact_text("moolib on Catch-v0") == "<user> on ***"
+
+    yield become
+    redaction._names.cache_clear()
+
+
+def test_the_page_can_be_rebuilt_from_the_archive_byte_for_byte(
+    study, tmp_path, monkeypatch, reader_called_moolib
+):
     (tmp_path / "unpacked").mkdir()
     data = unpack(publish(), tmp_path / "unpacked") / "data"
     pages = {name: (data / name).read_bytes() for name in ("index.html", "result.json")}
     for name in pages:
         (data / name).unlink()
     monkeypatch.chdir(data)
+    reader_called_moolib()
     assert build.main(["small", "--out", ".", "--published"]) == 0
     assert {name: (data / name).read_bytes() for name in pages} == pages
 
