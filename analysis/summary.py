@@ -119,7 +119,17 @@ def aggregate_frame(entries: Sequence[dict]) -> pd.DataFrame:
         for e in entries
         for m in METRICS
     ]
-    columns = ["system", "setting", "metric", "value", "low", "high", "runs", "environments", "note"]
+    columns = [
+        "system",
+        "setting",
+        "metric",
+        "value",
+        "low",
+        "high",
+        "runs",
+        "environments",
+        "note",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 

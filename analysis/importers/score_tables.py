@@ -6,6 +6,7 @@ Two forms of CSV are read. In a wide table, a row is an environment and a column
 `normalized`.
 """
 
+import codecs
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def _looks_right(file: Path) -> bool:
     """Whether a CSV starts with an empty cell, holds a ±, or names the columns of a long table."""
     try:
         with open_regular(file, LARGEST_TABLE) as opened:
-            start = opened.read(4000)
+            start = opened.read(4000).removeprefix(codecs.BOM_UTF8)
     except OSError:
         return False
     if start.startswith((b",", b'"",')) or "±".encode() in start:

@@ -419,6 +419,14 @@ def test_score_tables_name_the_options_that_do_not_apply(tmp_path, capsys):
     assert "do not apply" not in run(capsys, "aggregate", tmp_path)[2]
 
 
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path, capsys):
+    text = "env_id,system,seed,score\nPong-v5,a,1,20\nPong-v5,a,2,19\n"
+    (tmp_path / "scores.csv").write_text(text, encoding="utf-8-sig")
+    code, out, err = run(capsys, "aggregate", tmp_path, "--format", "json")
+    assert code == 0, err
+    assert json.loads(out)["aggregate"][0]["runs"] == 2
+
+
 def test_curves_of_scores_alone_are_refused(tmp_path, capsys):
     (tmp_path / "scores.csv").write_text("env_id,ppo\nPong-v5,20 ± 1\n")
     code, _, err = run(capsys, "curves", tmp_path)

@@ -83,6 +83,14 @@ def test_counts_are_put_in_order_with_their_episodes():
     assert before_30 == pytest.approx((10 * 2 + 1 * 1) / 11)
 
 
+def test_the_episodes_of_a_score_are_those_of_its_window(write_run):
+    """Rows of 60 episodes, of which one fits into 100."""
+    data = read_records([write_run(returns=np.arange(5.0))])
+    data = data._replace(curves=data.curves.assign(episodes=60.0))
+    row = scores.final_scores(data).iloc[0]
+    assert (row["score"], row["episodes"]) == (4.0, 60)
+
+
 def test_required_time_is_when_the_running_mean_reaches_the_target():
     times = np.arange(1.0, 301.0)
     returns = np.concatenate([np.zeros(100), np.full(200, 10.0)])

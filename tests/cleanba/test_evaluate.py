@@ -7,6 +7,7 @@ import pytest
 from cleanba import evaluate, play
 from cleanba.environments import MAX_ENVS, env_seeds
 from cleanba.networks import make_network
+from cleanba.run.command_line import BadInput
 
 EPISODES = 4
 
@@ -64,6 +65,12 @@ def test_environments_are_not_those_of_the_training(played):
     assert len(set(envs.seeds)) == EPISODES
     assert not set(envs.seeds) & set(largest_run)
     assert not set(envs.seeds) & set(env_seeds(8, 0, MAX_ENVS))
+
+
+@pytest.mark.parametrize("name", ["game", "game.txt", "game.gif"])
+def test_a_video_of_another_format_is_refused_before_a_game_is_played(name):
+    with pytest.raises(BadInput, match=r"must end in \.mp4"):
+        play.new_video(name)
 
 
 def test_actions_are_drawn_anew_in_every_step(played):

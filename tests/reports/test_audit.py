@@ -291,6 +291,15 @@ def test_an_interrupted_audit_continues_where_it_stopped(synthetic, tmp_path, mo
     assert "not an audit" in capsys.readouterr().err
 
 
+def test_a_failure_while_runs_are_checked_is_not_bad_input(synthetic, tmp_path, monkeypatch):
+    def check_run(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(audit, "check_run", check_run)
+    with pytest.raises(OSError, match="no space"):
+        audit.main([str(synthetic), "--out", str(tmp_path), "--no-progress"])
+
+
 def rename(data, name):
     page = json.loads((data / "result.json").read_text())
     (data / "result.json").write_text(json.dumps(page | {"name": name}))

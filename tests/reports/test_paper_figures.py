@@ -92,7 +92,8 @@ def test_the_study_s_file_beside_the_records_is_what_counts(tmp_path, capsys):
     text = find_study("large_batches").read_text()
     short = tmp_path / "runs/large_batches/study.toml"
     short.parent.mkdir(parents=True)
-    short.write_text(re.sub("(?s)\\[presets.paper\\].*", "", text).replace("[1, 2, 3]", "[1]"))
+    text = re.sub("(?s)\\[presets.paper\\].*", "", text).replace("[1, 2, 3]", "[1]")
+    short.write_text(f"score_episodes = 7\n{text}")
     study = load_study(short)
     for run in study.runs:
         command = systems.command(run, tmp_path / "runs")
@@ -100,6 +101,7 @@ def test_the_study_s_file_beside_the_records_is_what_counts(tmp_path, capsys):
                   study=study.name, command=command)  # fmt: skip
     source = paper.read_runs("large_batches", tmp_path / "runs", "cpu")
     assert source.words == f"{len(study.runs)} of {len(study.runs)} runs of study large_batches"
+    assert source.window == 7
 
 
 def test_a_figure_counts_completed_runs_of_the_study_only_and_says_how_many(tmp_path):
