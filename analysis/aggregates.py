@@ -64,7 +64,7 @@ def mean(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
     """Return the mean over environments of the mean over runs.
 
     Args:
-      scores: one array of normalised scores per environment, any number of runs each, N in all.
+      scores: one array of normalized scores per environment, any number of runs each, N in all.
       counts: how often each run was drawn, `[N, R]`, environments in order; None for the data.
 
     Returns:

@@ -16,10 +16,10 @@ Arrays = Mapping[str, ArrayLike]
 
 
 def score_tables(arrays: Arrays, source: str = "") -> Tables:
-    """Return the normalised scores of matrices as tables.
+    """Return the normalized scores of matrices as tables.
 
     Args:
-      arrays: algorithm -> `[runs, tasks]`, normalised; and, optionally, `tasks` -> their names.
+      arrays: algorithm -> `[runs, tasks]`, normalized; and, optionally, `tasks` -> their names.
       source: where they are from, such as a file: starts the names of runs and messages.
 
     Raises:
@@ -42,7 +42,7 @@ def score_tables(arrays: Arrays, source: str = "") -> Tables:
 
 
 def score_curves(arrays: Arrays, frames: ArrayLike | None = None) -> Curves:
-    """Return the normalised scores of algorithms along training as curves.
+    """Return the normalized scores of algorithms along training as curves.
 
     Args:
       arrays: algorithm -> `[runs, tasks, frames]`; and, optionally, `tasks` -> their names.

@@ -85,7 +85,7 @@ def predictions(tables: Tables) -> pd.DataFrame:
         is collected. If actors wait for free buffers, rollouts begin when an update ends and frees
         some, so only complete updates count: the mean of the quotients, rounded down. The first
         updates, which compile, are excluded.
-      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilisation rho: the share
+      `latency_mm1`: rho / (1 - rho) updates (HTS-RL, claim 2), with the utilization rho: the share
         of the time in which the learner trains.
       The last two are means over the other runs of the same system, setting and environment. NaN if
       there is no other run, or a source does not record what is needed.
@@ -141,8 +141,8 @@ def _median_interval(updates: pd.DataFrame) -> float:
 
 
 def _latency(updates: pd.DataFrame) -> float:
-    utilisation = _median(updates, "training_time") / _median_interval(updates)
-    return expected_latency(1, utilisation, 1.0) if utilisation == utilisation else np.nan
+    utilization = _median(updates, "training_time") / _median_interval(updates)
+    return expected_latency(1, utilization, 1.0) if utilization == utilization else np.nan
 
 
 def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:

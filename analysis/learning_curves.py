@@ -116,7 +116,7 @@ def _wall_time(run: pd.DataFrame, totals: Mapping[str, float], grid: np.ndarray)
 
 
 def normalized(curves: Curves, normalization: str = "human") -> Curves:
-    """Return the curves with every run's values as normalised scores (see `references`)."""
+    """Return the curves with every run's values as normalized scores (see `references`)."""
     values = np.stack(
         [normalize(v, e, normalization) * np.ones_like(v) for v, e in _by_env(curves)]
     ) if len(curves.values) else curves.values  # fmt: skip
@@ -261,7 +261,7 @@ def aggregate_curve_table(
     """Return sample-efficiency curves, and with their seconds wall-time-efficiency curves.
 
     Args:
-      curves: on a grid of steps, of normalised scores; environments without a reference are left out, and
+      curves: on a grid of steps, of normalized scores; environments without a reference are left out, and
         `quality` names them.
       metrics: names of `aggregates.AGGREGATES`.
       repetitions: bootstrap replicates.

@@ -1,6 +1,6 @@
 """One call for each result, for notebooks and scripts: `import analysis; analysis.aggregate(data)`.
 
-`data` is what `load` returns, or a dictionary in rliable's format: algorithm -> normalised scores, of shape
+`data` is what `load` returns, or a dictionary in rliable's format: algorithm -> normalized scores, of shape
 `[runs, tasks]`, or `[runs, tasks, frames]` for `curves` and `sample_efficiency`. An optional entry `tasks`
 names the tasks. Every function returns a DataFrame, and `plots` has a module whose `draw` accepts it.
 
@@ -196,7 +196,7 @@ def sample_efficiency(
     level: float = bootstrap.LEVEL,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Return aggregates of normalised scores along training, over all environments.
+    """Return aggregates of normalized scores along training, over all environments.
 
     Args:
       data: tables, or algorithm -> `[runs, tasks, frames]`.
@@ -237,7 +237,7 @@ def profiles(
 
     Args:
       data: tables, or algorithm -> `[runs, tasks]`.
-      taus: thresholds on the normalised score; by default from 0 to the highest score, but at most 8.
+      taus: thresholds on the normalized score; by default from 0 to the highest score, but at most 8.
       normalization: `human` or `record`.
       episodes: that a score averages.
       repetitions: bootstrap replicates.

@@ -119,7 +119,7 @@ def _unknown(tables: Tables, normalization: str) -> Iterator[tuple[str, str]]:
     envs = sorted({*tables.runs["env_id"], *raw})
     if unknown := [env for env in envs if reference(env, normalization) is None]:
         noun = "environment" if len(unknown) == 1 else "environments"
-        what = f"unknown {noun}: no {normalization} reference, left out of normalised scores"
+        what = f"unknown {noun}: no {normalization} reference, left out of normalized scores"
         yield ", ".join(unknown), what
 
 

@@ -13,7 +13,7 @@ def expected_run_time(
 ) -> float:
     """Return the expected time to collect states, by claim 1 (extreme value theory).
 
-    n environments synchronise every a steps, so K states need K / (n a) rounds. A round waits for
+    n environments synchronize every a steps, so K states need K / (n a) rounds. A round waits for
     the slowest environment: the largest of n sums of a step times, which are Gamma(a x shape,
     rate). The largest of n has the mean F^-1(1 - 1/n) + gamma (F^-1(1 - 1/(n e)) - F^-1(1 - 1/n))
     of its Gumbel limit, gamma being the Euler-Mascheroni constant. Actors add a x c per round.
@@ -21,7 +21,7 @@ def expected_run_time(
     Args:
       states: K.
       environments: n, at least 2.
-      interval: a, steps between synchronisations.
+      interval: a, steps between synchronizations.
       shape: of the Gamma distribution of one step's time; 1 is exponential.
       rate: of the same, 1/s; mean step time is shape / rate.
       actor_time: c, seconds per step.
@@ -63,11 +63,11 @@ def expected_latency(actors: int, actor_rate: float, learner_rate: float) -> flo
       learner_rate: data per second that the learner takes, exponential.
 
     Returns:
-      rho / (1 - rho) with the utilisation rho = actors x actor_rate / learner_rate; infinite from
+      rho / (1 - rho) with the utilization rho = actors x actor_rate / learner_rate; infinite from
       rho = 1 on.
     """
-    utilisation = actors * actor_rate / learner_rate
-    return utilisation / (1 - utilisation) if utilisation < 1 else float("inf")
+    utilization = actors * actor_rate / learner_rate
+    return utilization / (1 - utilization) if utilization < 1 else float("inf")
 
 
 def simulated_latency(
@@ -99,45 +99,31 @@ def simulated_latency(
     return float(waiting[arrivals // 10 :].mean())
 
 
-def figure_4a(
-    states: int = 10_000,
-    environments: int = 16,
-    variances: np.ndarray | None = None,
-    interval: int = 4,
-    seed: int = 0,
-) -> list[dict[str, float]]:
+def figure_4a() -> list[dict[str, float]]:
     """Return run time against the variance of the step time.
 
     As figure 4(a): exponential steps of rate beta have variance 1 / beta^2.
     """
-    variances = np.linspace(0.5, 8, 16) if variances is None else variances
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     rows = []
-    for variance in variances:
-        given = (states, environments, interval, 1.0, 1 / np.sqrt(variance), 0.0)
-        formula = expected_run_time(*given)
+    for variance in np.linspace(0.5, 8, 16):
+        given = (10_000, 16, 4, 1.0, 1 / np.sqrt(variance), 0.0)
         rows.append(
             {
                 "variance": float(variance),
-                "formula": formula,
+                "formula": expected_run_time(*given),
                 "simulated": simulated_run_time(*given, rng),
             }
         )
     return rows
 
 
-def figure_4b(
-    states: int = 10_000,
-    environments: int = 16,
-    intervals: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128),
-    rate: float = 2.0,
-    seed: int = 0,
-) -> list[dict[str, float]]:
-    """Return run time against the synchronisation interval, as figure 4(b)."""
-    rng = np.random.default_rng(seed)
+def figure_4b() -> list[dict[str, float]]:
+    """Return run time against the synchronization interval, as figure 4(b)."""
+    rng = np.random.default_rng(0)
     rows = []
-    for interval in intervals:
-        given = (states, environments, interval, 1.0, rate, 0.0)
+    for interval in (1, 2, 4, 8, 16, 32, 64, 128):
+        given = (10_000, 16, interval, 1.0, 2.0, 0.0)
         rows.append(
             {
                 "interval": float(interval),
@@ -148,23 +134,19 @@ def figure_4b(
     return rows
 
 
-def figure_4c(
-    actors: tuple[int, ...] = (1, 4, 8, 16, 24, 32, 36, 38),
-    actor_rate: float = 100.0,
-    learner_rate: float = 4000.0,
-    seed: int = 0,
-) -> list[dict[str, float]]:
+def figure_4c() -> list[dict[str, float]]:
     """Return latency against the number of actors, as figure 4(c).
 
     The available text of the paper does not give its two rates. These replace them: a learner that
     keeps up with 40 actors, which gives a curve of the same shape.
     """
-    rng = np.random.default_rng(seed)
+    actor_rate, learner_rate = 100.0, 4000.0
+    rng = np.random.default_rng(0)
     return [
         {
             "actors": float(n),
             "formula": expected_latency(n, actor_rate, learner_rate),
             "simulated": simulated_latency(n, actor_rate, learner_rate, rng),
         }
-        for n in actors
+        for n in (1, 4, 8, 16, 24, 32, 36, 38)
     ]

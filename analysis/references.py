@@ -1,4 +1,4 @@
-"""Reference scores for normalisation: random play is 0, the reference is 1."""
+"""Reference scores for normalization: random play is 0, the reference is 1."""
 
 import re
 
@@ -106,7 +106,7 @@ _GAMES = {_plain(game): game for game in ATARI}
 
 
 def reference(env_id: str, normalization: str = "human") -> tuple[float, float] | None:
-    """Return the scores that are normalised to 0 and to 1 on an environment.
+    """Return the scores that are normalized to 0 and to 1 on an environment.
 
     Args:
       env_id: name of the environment, of any version.

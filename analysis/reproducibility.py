@@ -24,7 +24,7 @@ from analysis.scores import EPISODES, Rule, final_scores
 from analysis.tables import KEYS, UNKNOWN, Tables
 
 OUTCOMES = ("final", "area")
-FLOOR = 0.1  # of the normalised score: the margin does not shrink below a share of this
+FLOOR = 0.1  # of the normalized score: the margin does not shrink below a share of this
 POINTS = 50  # of a curve
 
 
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
     Attributes:
       curves: of the runs; a single point is a final score.
-      normalized: whether the values are normalised scores.
+      normalized: whether the values are normalized scores.
     """
 
     curves: Curves
@@ -178,7 +178,7 @@ def compare_sides(
       first: runs of the first side, by environment.
       second: runs of the second side on the same environments; both are finite at two points or more, or at
         the only one.
-      normalized: environments whose values are normalised scores.
+      normalized: environments whose values are normalized scores.
       paired: whether runs that share a seed are compared with each other.
       margin: as a share of the level.
       alpha: level of the tests, uncorrected.
@@ -235,7 +235,7 @@ def _sides(tables: Tables) -> list[tuple[str, str]]:
 
 
 def _source(tables: Tables, axis: str, points: int, window: int, normalization: str) -> Source:
-    """Return curves and scores by environment, normalised where it has a reference.
+    """Return curves and scores by environment, normalized where it has a reference.
 
     The curves of an environment have a grid of their own.
     """
@@ -284,7 +284,7 @@ def _is_copy(first: Side, second: Side) -> bool:
 
 
 def _fingerprint_summary(tables: Tables, prints: pd.DataFrame, system: str, a: str, b: str) -> dict:
-    """Summarise the pairs of runs of two settings, a pair being an environment and a seed.
+    """Summarize the pairs of runs of two settings, a pair being an environment and a seed.
 
     Returns:
       expected: number of pairs of the setting with fewer; pairs: those of which both settings have

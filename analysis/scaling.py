@@ -1,4 +1,4 @@
-"""Predict the speed of a layout from the measured times of another.
+"""A model of the speed of a layout, fitted to the times that Cleanba's README and paper published.
 
 The model of one iteration (one batch of rollouts) of the Cleanba architecture: every process handles
 its share of the environments, and gradients are split over its learner devices. An actor device that
@@ -7,13 +7,11 @@ as long as the slower of them; without concurrency they take turns. A fixed time
 iteration (queues, copies). With several processes, gradients are exchanged between them.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.tables import Tables, split_runs
 from cleanba.record.layout import Layout
 
 
@@ -73,7 +71,7 @@ def iteration_time(times: Times, layout: Layout, concurrent: bool = True) -> flo
     """Return the time of one iteration, in the unit of `times`.
 
     Args:
-      times: measured times.
+      times: of one iteration.
       layout: the layout to predict.
       concurrent: whether actors and learner work at the same time (the Cleanba architecture).
     """
@@ -85,11 +83,6 @@ def iteration_time(times: Times, layout: Layout, concurrent: bool = True) -> flo
     busy = max(rollout, learning) if concurrent else rollout + learning
     transfer = times.transfer if layout.processes > 1 else 0.0
     return (times.fixed + busy) / layout.processes + transfer
-
-
-def sps(times: Times, layout: Layout, steps: float, concurrent: bool = True) -> float:
-    """Return agent steps per second; `times` in seconds per iteration of that many steps."""
-    return steps / iteration_time(times, layout, concurrent)
 
 
 def weak_scaling(work: float, latency: float, devices: np.ndarray) -> np.ndarray:
@@ -106,52 +99,6 @@ def weak_scaling(work: float, latency: float, devices: np.ndarray) -> np.ndarray
       `[D]`: SPS per device over that of a single one.
     """
     return work / (work + 2 * (np.asarray(devices) - 1) * latency)
-
-
-def times_of_run(updates: pd.DataFrame, hardware: Mapping) -> Times:
-    """Return the times of a run record, from its updates and its hardware.
-
-    Times are medians over updates, so that compilation does not count. `fixed` is the time between updates
-    beyond the slower of rollout and training.
-    """
-    learners = max(len(hardware.get("learner_device_ids") or [0]), 1)
-    median = {
-        name: float(updates[name].median()) if name in updates else np.nan
-        for name in ("rollout_time", "inference_time", "training_time")
-    }
-    between = float(np.median(np.diff(updates["wall_time"])))
-    busy = np.nanmax([median["rollout_time"], median["training_time"]])
-    return Times(
-        median["rollout_time"],
-        median["inference_time"],
-        median["training_time"] * learners,
-        max(between - busy, 0.0),
-    )
-
-
-def predict(tables: Tables, layouts: Sequence[str]) -> pd.DataFrame:
-    """Predict the SPS of other layouts from the times of each run.
-
-    Args:
-      tables: run records.
-      layouts: names of the layouts to predict.
-
-    Returns:
-      run, system, setting, measured (SPS of the run), layout, predicted (SPS).
-    """
-    runs = tables.runs.set_index("run")
-    rows = []
-    for key, group in split_runs(tables.updates):
-        info = runs.loc[key.run]
-        if len(group) < 3 or "training_time" not in group:
-            continue
-        times = times_of_run(group, info["hardware"] or {})
-        steps = float(np.median(np.diff(group["step"])))
-        for name in layouts:
-            speed = sps(times, Layout.parse(name), steps)
-            rows.append((key.run, key.system, key.setting, info["sps"], name, speed))
-    names = ["run", "system", "setting", "measured", "layout", "predicted"]
-    return pd.DataFrame(rows, columns=names)
 
 
 def calibrate_readme() -> Times:

@@ -159,7 +159,7 @@ class Comparable(NamedTuple):
 
 
 def comparable(tables: Tables) -> Comparable:
-    """Select runs such that every system has a normalised score on the same environments.
+    """Select runs such that every system has a normalized score on the same environments.
 
     Aggregates over different sets of environments are not comparable. So either the environments
     that some system lacks are excluded, or the systems that lack some environment: whichever
@@ -187,10 +187,10 @@ def comparable(tables: Tables) -> Comparable:
 
 
 def score_name(tables: Tables) -> str:
-    """Return the name of a normalised score: human-normalized on Atari, else relative to solving."""
+    """Return the name of a normalized score: human-normalized on Atari, else relative to solving."""
     names = set(environments(tables)) | set(tables.scores["env_id"])
     atari = all(game_name(env_id) in ATARI for env_id in names)
-    return "human-normalized score" if atari else "normalised score"
+    return "human-normalized score" if atari else "normalized score"
 
 
 def run_folder_name(run: object) -> str:

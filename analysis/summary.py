@@ -199,7 +199,7 @@ def improvements(
 def game_improvements(scores: pd.DataFrame, first: tuple[str, str]) -> pd.DataFrame:
     """Return how much better one side is than each other side, environment by environment.
 
-    The improvement is (a - b) / max(1, b) for mean normalised scores a of the first side and b of the other:
+    The improvement is (a - b) / max(1, b) for mean normalized scores a of the first side and b of the other:
     the difference, relative to the reference score or to the other side, whichever is higher (Wang et al.,
     "Dueling network architectures", https://arxiv.org/abs/1511.06581, equation 10).
 
@@ -242,7 +242,7 @@ def profiles(
 
     Args:
       scores: as `scores.final_scores` returns them.
-      taus: thresholds on the normalised score, `[T]`.
+      taus: thresholds on the normalized score, `[T]`.
       repetitions: bootstrap replicates.
       level: confidence level (at each point).
       seed: seed of the draws.

@@ -77,7 +77,7 @@ class Tables(NamedTuple):
         first updates), sps_overall (steps/s of the whole run), hyperparameters, hardware, ...
       scores: one row per run or, for published tables, per mean over runs (then `std` is their
         standard deviation and `seed` is -1), of sources that hold final scores only; `normalized`
-        says whether the score is already normalised.
+        says whether the score is already normalized.
       quality: one row per problem: run (or path), problem.
     """
 

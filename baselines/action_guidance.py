@@ -100,7 +100,7 @@ class Args:
     strategy: Hyper[Literal["sparse", "shaped", "long", "short", "mixed"]] = "long"
     """Learn from the sparse reward, from the shaped one, or from both with a schedule of guidance."""
     positive_learning: Hyper[bool] = False
-    """Positive learning optimisation: a policy skips rollouts in which its reward sums to 0."""
+    """Positive learning optimization: a policy skips rollouts in which its reward sums to 0."""
     seed: Hyper[int] = 1
     """Seed of the run: initial parameters, actions, minibatches. A random opponent has no seed."""
     total_timesteps: Hyper[Count] = 10_000_000
@@ -116,7 +116,7 @@ class Args:
     gamma: Hyper[Share] = 0.99
     """Discount factor."""
     gae_lambda: Hyper[Share] = 0.95
-    """Lambda of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an epoch, cut from one permutation of the whole batch."""
     update_epochs: Hyper[Count] = 4

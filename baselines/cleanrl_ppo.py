@@ -1,6 +1,6 @@
 """CleanRL's PPO on EnvPool, in JAX: the synchronous reference of the comparison, in one file.
 
-Proximal policy optimisation (https://arxiv.org/abs/1707.06347) as CleanRL's
+Proximal policy optimization (https://arxiv.org/abs/1707.06347) as CleanRL's
 `ppo_atari_envpool_xla_jax_scan.py` has it (https://docs.cleanrl.dev/rl-algorithms/ppo): one process, one
 batch of environments, one device; rollout and update take turns; the whole update is one compiled call.
 It shares environments, networks and the run record with Cleanba PPO, but no code of the algorithm.
@@ -96,13 +96,13 @@ class Args:
     gamma: Hyper[Share] = 0.99
     """Discount factor."""
     gae_lambda: Hyper[Share] = 0.95
-    """Lambda of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an epoch, cut from one permutation of the whole batch."""
     update_epochs: Hyper[Count] = 4
     """Epochs over each batch."""
     norm_adv: Hyper[bool] = True
-    """Normalise advantages over each minibatch."""
+    """Normalize advantages over each minibatch."""
     clip_coef: Hyper[Positive] = 0.1
     """Clipping of the probability ratio."""
     ent_coef: Hyper[NotNegative] = 0.01
@@ -167,7 +167,7 @@ class AgentState(NamedTuple):
 
 
 def gae(args: Args, rollout: Rollout, last_value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
+    """Generalized advantage estimation (https://arxiv.org/abs/1506.02438).
 
     Args:
       args: hyperparameters.
@@ -389,7 +389,7 @@ def begin_log(plan: Plan) -> RunLog:
 
 
 def initial_params(args: Args, spec: EnvSpec, network: Any) -> Any:
-    """Initialise the network's parameters."""
+    """Initialize the network's parameters."""
     init_key, _, _ = jax.random.split(jax.random.key(args.seed), 3)
     return jax.jit(network.init)(init_key, np.zeros((1, *spec.obs_shape), spec.obs_dtype))
 

@@ -114,7 +114,7 @@ class Args:
     """Steps of each environment in an unroll, from which one gradient (or PPO's epochs) is computed; by
     default 5 (A2C) or 128 (PPO)."""
     sync_interval: Hyper[Count | None] = None
-    """Steps of each environment between two synchronisations (alpha), a multiple of `num_steps`; by
+    """Steps of each environment between two synchronizations (alpha), a multiple of `num_steps`; by
     default one unroll."""
     learning_rate: Hyper[Positive | None] = None
     """Learning rate; by default 7e-4 (A2C) or 3.43e-4 (PPO)."""
@@ -123,11 +123,11 @@ class Args:
     optimizer: Hyper[Literal["rmsprop", "adam"]] = "rmsprop"
     """RMSProp (decay 0.99) for both, as in the paper, or Adam."""
     optimizer_eps: Hyper[NotNegative] = 1e-5
-    """Epsilon of the optimiser."""
+    """Epsilon of the optimizer."""
     gamma: Hyper[Share] = 0.99
     """Discount factor (0.993 in the paper's football)."""
     gae_lambda: Hyper[Share | None] = None
-    """Lambda of generalised advantage estimation; by default 1 (A2C: n-step returns) or 0.95 (PPO)."""
+    """Lambda of generalized advantage estimation; by default 1 (A2C: n-step returns) or 0.95 (PPO)."""
     ent_coef: Hyper[NotNegative] = 0.01
     """Coefficient of the entropy (0.003 in the paper's football)."""
     vf_coef: Hyper[NotNegative] = 0.5
@@ -464,7 +464,7 @@ class Learner:
         return metrics | {"learning_rate": rate}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the state: parameters, what the optimiser keeps of each, and the random generator."""
+        """Return the state: parameters, what the optimizer keeps of each, and the random generator."""
         state = training_arrays(self.network, self.optimizer)
         return state | {"generator": self._generator.get_state().numpy()}
 
@@ -594,7 +594,7 @@ def prepare(args: Args) -> Plan:
     spec = as_stepped(describe_env(args.env_id, args.atari_preprocessing))
     name = choose_network(args.network, spec, images="nature")
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # the bits of an orthogonal initialisation depend on them
+    torch.set_num_threads(1)  # the bits of an orthogonal initialization depend on them
     network = make_network(name, spec.obs_shape, spec.num_actions, hiddens=args.hiddens)
     return Plan(args, run, spec, network, name, num_updates, checkpoint_every)
 
@@ -655,7 +655,7 @@ def train(plan: Plan) -> None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     with WorkerProcesses() as processes:
-        # Forked before any other thread exists or a GPU is initialised.
+        # Forked before any other thread exists or a GPU is initialized.
         for index in range(args.num_envs):
             arguments = (execute, index, args, plan.spec, shared, clock)
             processes.fork(f"executor {index}", without_gradients, *arguments)

@@ -658,7 +658,7 @@ def train(plan: Plan) -> None:
         shared.free.put(index)
     clock = Clock()
     with WorkerProcesses() as processes:
-        # Forked before any other thread exists or a GPU is initialised. They share what is imported, so
+        # Forked before any other thread exists or a GPU is initialized. They share what is imported, so
         # 80 of them start in seconds and fit into memory.
         torch.set_num_threads(1)
         for actor in range(args.num_actors):

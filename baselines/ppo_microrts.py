@@ -108,13 +108,13 @@ class Args:
     gamma: Hyper[Share] = 0.99
     """Discount factor."""
     gae_lambda: Hyper[Share] = 0.97
-    """Lambda of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     num_minibatches: Hyper[Count] = 8
     """Minibatches of an epoch, cut from one permutation of the whole batch."""
     update_epochs: Hyper[Count] = 10
     """Epochs over each batch."""
     norm_adv: Hyper[bool] = True
-    """Normalise advantages over each batch."""
+    """Normalize advantages over each batch."""
     clip_coef: Hyper[Positive] = 0.2
     """Clipping of the probability ratio, and of the change of values."""
     ent_coef: Hyper[NotNegative] = 0.01
@@ -195,7 +195,7 @@ class Agent(NamedTuple):
     components: tuple[int, ...]  # sizes of an action's components
 
     def init(self, key: jax.Array, obs_shape: tuple[int, ...]) -> dict[str, Any]:
-        """Initialise the parameters."""
+        """Initialize the parameters."""
         policy_key, value_key = jax.random.split(key)
         planes = encode(jnp.zeros((1, *obs_shape), jnp.uint8))
         return {
@@ -262,7 +262,7 @@ def gae(
     last_value: jax.Array,
     gae_lambda: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
+    """Generalized advantage estimation (https://arxiv.org/abs/1506.02438).
 
     Args:
       rewards: that followed the actions [T, B].

@@ -38,7 +38,7 @@ def fingerprint_network(network: torch.nn.Module) -> str:
 def training_arrays(
     network: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, np.ndarray]:
-    """Return parameters, buffers, and what an optimiser keeps of each parameter, by name."""
+    """Return parameters, buffers, and what an optimizer keeps of each parameter, by name."""
     arrays = {f"parameters/{name}": array for name, array in arrays_of(network).items()}
     for name, parameter in network.named_parameters():
         for key, value in optimizer.state[parameter].items():
@@ -46,12 +46,12 @@ def training_arrays(
     return arrays
 
 
-# What torch's optimisers keep of each parameter, beside the number of steps.
+# What torch's optimizers keep of each parameter, beside the number of steps.
 _KEPT = {torch.optim.RMSprop: ("square_avg",), torch.optim.Adam: ("exp_avg", "exp_avg_sq")}
 
 
 def initialize_optimizer(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make what an optimiser keeps of each parameter, which torch does at its first step."""
+    """Make what an optimizer keeps of each parameter, which torch does at its first step."""
     for parameter in network.parameters():
         kept = {key: torch.zeros_like(parameter) for key in _KEPT[type(optimizer)]}
         optimizer.state[parameter] = {"step": torch.tensor(0.0)} | kept
@@ -60,7 +60,7 @@ def initialize_optimizer(network: torch.nn.Module, optimizer: torch.optim.Optimi
 def load_training_arrays(
     network: torch.nn.Module, optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Load what `training_arrays` returned, into an optimiser that has been initialised."""
+    """Load what `training_arrays` returned, into an optimizer that has been initialized."""
     state = network.state_dict()
     network.load_state_dict(
         {name: torch.from_numpy(arrays[f"parameters/{name}"]) for name in state}

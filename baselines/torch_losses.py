@@ -115,7 +115,7 @@ def generalized_returns(
       dones: whether the episode ended with that step [T, N].
       values: of the observations [T + 1, N], the last one for bootstrapping.
       gamma: discount factor.
-      lambda_: mixing parameter of generalised advantage estimation.
+      lambda_: mixing parameter of generalized advantage estimation.
 
     Returns:
       [T, N].
@@ -150,7 +150,7 @@ def clipped_surrogate(
       clip_coef: how far the ratio may move from 1.
 
     Returns:
-      [...], to be maximised.
+      [...], to be maximized.
     """
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     return torch.minimum(ratio * advantages, clipped * advantages)

@@ -208,7 +208,7 @@ class Recurrent(nn.Module):
 
 
 def fixup_(trunk: ImpalaTrunk) -> None:
-    """Initialise residual branches so that the output does not grow with their number.
+    """Initialize residual branches so that the output does not grow with their number.
 
     Every branch begins as zero, and its first convolution is scaled by L^(-1 / (2 m - 2)), for L
     branches of m = 2 convolutions (https://arxiv.org/abs/1901.09321, section 3).
@@ -258,7 +258,7 @@ def make_network(
     channels: Sequence[int] | None = None,
     hiddens: Sequence[int] | None = None,
 ) -> nn.Module:
-    """Build a network by its name, initialised as torch does (the MLP orthogonally, as CleanRL's).
+    """Build a network by its name, initialized as torch does (the MLP orthogonally, as CleanRL's).
 
     Args:
       name: resnet, nature or mlp.

@@ -57,7 +57,7 @@ class WorkerProcesses:
     def fork(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
         """Start a process that calls a function; it shares the memory that exists now.
 
-        Call it before any other thread exists or a GPU is initialised.
+        Call it before any other thread exists or a GPU is initialized.
 
         Args:
           name: for error messages.

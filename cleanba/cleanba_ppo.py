@@ -73,7 +73,7 @@ class Args:
     gamma: Hyper[Share] = 0.99
     """Discount factor."""
     gae_lambda: Hyper[Share] = 0.95
-    """Lambda of generalised advantage estimation."""
+    """Lambda of generalized advantage estimation."""
     num_minibatches: Hyper[Count] = 4
     """Minibatches of an epoch; each has the same number of transitions of every group."""
     gradient_accumulation_steps: Hyper[Count] = 1
@@ -81,7 +81,7 @@ class Args:
     update_epochs: Hyper[Count] = 4
     """Epochs over each batch."""
     norm_adv: Hyper[bool] = True
-    """Normalise advantages over the whole minibatch."""
+    """Normalize advantages over the whole minibatch."""
     clip_coef: Hyper[Positive] = 0.1
     """Clipping of the probability ratio."""
     ent_coef: Hyper[NotNegative] = 0.01
@@ -183,7 +183,7 @@ def make_act(network: Any) -> Act:
 def generalized_advantages(
     r_t: jax.Array, discount_t: jax.Array, lambda_: float, v_tm1: jax.Array, v_t: jax.Array
 ) -> jax.Array:
-    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438).
+    """Generalized advantage estimation (https://arxiv.org/abs/1506.02438).
 
     Args:
       r_t: rewards [T, B].
@@ -352,7 +352,7 @@ def chunk_moments(advantages: jax.Array, in_chunk: jax.Array) -> Moments:
 
 
 def normalize_by_chunk(batch: Batch, moments: Moments, chunk: jax.Array) -> Batch:
-    """Normalise advantages over the environments of a chunk and all their steps, as the original does.
+    """Normalize advantages over the environments of a chunk and all their steps, as the original does.
 
     Args:
       batch: of a group.
@@ -368,7 +368,7 @@ def normalize_by_chunk(batch: Batch, moments: Moments, chunk: jax.Array) -> Batc
 def make_chunk_normalization(
     args: Args, setup: Setup, exchange: GroupExchange
 ) -> Callable[[list[Batch]], list[Batch]]:
-    """Return the function that normalises the advantages of the local groups as the original does."""
+    """Return the function that normalizes the advantages of the local groups as the original does."""
     chunks = advantage_chunks(
         args.hardware, setup.placement.num_processes, setup.num_envs, args.num_minibatches
     ).reshape(setup.placement.num_groups, -1)
@@ -522,7 +522,7 @@ def prepare(args: Args) -> Setup:
 
 
 def make_trainer(setup: Setup) -> Trainer:
-    """Initialise the parameters, and compile what a run needs."""
+    """Initialize the parameters, and compile what a run needs."""
     exchange = GroupExchange(setup.placement)
     params = training.initial_params(setup)
     optimizer, _ = make_optimizer(setup.args, setup.num_updates)

@@ -61,7 +61,7 @@ def overlapping_seeds(seed: int, num_envs: int, threads: int, num_processes: int
 def advantage_chunks(
     hardware: Hardware, num_processes: int, num_envs: int, num_minibatches: int
 ) -> np.ndarray:
-    """Return the chunk of each environment: the original normalises advantages within a chunk.
+    """Return the chunk of each environment: the original normalizes advantages within a chunk.
 
     Every learner device has an equal part of the environments of each actor thread of its process, thread
     after thread, and cuts them into as many contiguous chunks as an epoch has minibatches.

@@ -105,7 +105,7 @@ class ConvSequence(nn.Module):
 
 
 def _heads(hidden: jax.Array, num_actions: int, portable: bool) -> tuple[jax.Array, jax.Array]:
-    """Policy logits and value from the last hidden layer, initialised as in CleanRL."""
+    """Policy logits and value from the last hidden layer, initialized as in CleanRL."""
     logits = Dense(num_actions, 0.01, portable, name="actor")(hidden)
     value = Dense(1, 1.0, portable, name="critic")(hidden)
     return logits, value[:, 0]

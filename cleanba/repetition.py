@@ -34,7 +34,7 @@ class Repetition:
         groups, device = range(setup.placement.num_groups), trainer.exchange.lead
         self._groups = [make_group(setup, trainer.act, group, device) for group in groups]
         self._state = trainer.state
-        # The optimiser reuses the memory of its state.
+        # The optimizer reuses the memory of its state.
         self._shapes = jax.eval_shape(lambda: trainer.state)
         self._acting = trainer.state.params  # parameters that collect the next rollout
         self._number = 0  # updates replayed or made

@@ -66,7 +66,7 @@ def stream_key(seed: int, stream: int, group: int = 0) -> jax.Array:
 
 
 def initial_params(setup: Setup) -> Any:
-    """Initialise a network's parameters."""
+    """Initialize a network's parameters."""
     obs = np.zeros((1, *setup.spec.obs_shape), setup.spec.obs_dtype)
     return jax.jit(setup.network.init)(stream_key(setup.args.seed, INIT_STREAM), obs)
 
@@ -165,7 +165,7 @@ class Trainer(NamedTuple):
     """An algorithm, compiled for a run.
 
     Attributes:
-      state: initial parameters and optimiser state.
+      state: initial parameters and optimizer state.
       act: inference of one group, see `EnvGroup`.
       update: one update: (state, rollout by local group, number of the update from 1) to the next
         state and metrics (scalars on the device; `loss`, `learning_rate` and others).
@@ -315,7 +315,7 @@ def from_arrays(
       concurrency: whether these parameters are the previous ones, see `to_arrays`.
 
     Raises:
-      RecordError: with one line, if the arrays are those of another network or optimiser.
+      RecordError: with one line, if the arrays are those of another network or optimizer.
     """
     tree = trees.from_arrays(arrays, _checkpoint_tree(like, like.params if concurrency else None))
     acting = tree["previous"] if concurrency else tree["params"]

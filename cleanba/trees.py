@@ -23,7 +23,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
       like: a tree of the same structure, shapes and dtypes, or these alone.
 
     Raises:
-      RecordError: with one line, if the arrays are those of another network or optimiser.
+      RecordError: with one line, if the arrays are those of another network or optimizer.
     """
     leaves = jax.tree.leaves_with_path(like)
     expected = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -1,4 +1,4 @@
-"""Aggregate learning curves: a normalised score over all environments, against steps and wall time."""
+"""Aggregate learning curves: a normalized score over all environments, against steps and wall time."""
 
 import matplotlib as mpl
 import pandas as pd
@@ -14,7 +14,7 @@ def draw(
     curves: pd.DataFrame,
     look: style.Look | None = None,
     source: str = "",
-    what: str = "normalised score",
+    what: str = "normalized score",
 ) -> Figure:
     """Draw one panel per metric and axis; against wall time only where it is known.
 

@@ -14,7 +14,7 @@ def draw(
     aggregates: pd.DataFrame,
     look: style.Look | None = None,
     source: str = "",
-    what: str = "normalised score",
+    what: str = "normalized score",
 ) -> Figure:
     """Draw one panel per metric, one row per system and setting.
 

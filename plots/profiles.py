@@ -12,7 +12,7 @@ def draw(
     profiles: pd.DataFrame,
     look: style.Look | None = None,
     source: str = "",
-    what: str = "normalised score",
+    what: str = "normalized score",
 ) -> Figure:
     """Draw one panel with a profile per system and setting.
 

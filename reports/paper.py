@@ -124,7 +124,7 @@ class Source(NamedTuple):
     tables: Tables
     words: str
     look: style.Look
-    score: str  # name of a normalised score
+    score: str  # name of a normalized score
     window: int = EPISODES  # episodes that a score averages
 
 
@@ -244,7 +244,7 @@ def _scores(source: Source) -> Figure | None:
 def _claims(source: Source) -> Figure:
     panels = (
         (
-            "(a) synchronised every 4 steps",
+            "(a) synchronized every 4 steps",
             "run time",
             "variance of a step's time",
             "variance",
@@ -253,7 +253,7 @@ def _claims(source: Source) -> Figure:
         (
             "(b) step times of rate 2",
             "run time",
-            "synchronisation interval",
+            "synchronization interval",
             "interval",
             queueing.figure_4b,
         ),

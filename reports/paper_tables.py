@@ -400,7 +400,7 @@ TABLES = {
     ),
     "hts_table4": Table("Table 4 of HTS-RL: number of actors", "hts_actors", speeds_and_scores),
     "hts_table5": Table(
-        "Table 5 of HTS-RL: synchronisation interval", "hts_intervals", speeds_and_scores
+        "Table 5 of HTS-RL: synchronization interval", "hts_intervals", speeds_and_scores
     ),
     "guidance_table1": Table(
         "Table 1 of action guidance: sparse returns", "action_guidance", guidance_table1

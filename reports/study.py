@@ -80,7 +80,7 @@ class StudyRuns:
 
     @property
     def score_name(self) -> str:
-        """Name of normalised scores."""
+        """Name of normalized scores."""
         return selection.score_name(self.done)
 
     @property

@@ -141,7 +141,7 @@ def _read_any(
 def _not_read(
     path: Path, scores: Sequence[Path], refused: Sequence[Path], records_at: Sequence[Path]
 ) -> list[tuple[str, str]]:
-    """Return the problems of tables that no importer recognises, and of links that are not followed."""
+    """Return the problems of tables that no importer recognizes, and of links that are not followed."""
     unknown, links = list(refused), []
     for folder, folders, files in os.walk(path):
         here = Path(folder)

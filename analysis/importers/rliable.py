@@ -30,9 +30,9 @@ def find(path: Path, outside: Collection[Path] = ()) -> tuple[list[Path], list[P
 def read(paths: Sequence[Path]) -> Tables:
     """Read the scores of algorithms.
 
-    A `.json` or `.npz` file is a dictionary of algorithm -> matrix (runs x tasks) of normalised scores, in
+    A `.json` or `.npz` file is a dictionary of algorithm -> matrix (runs x tasks) of normalized scores, in
     which an entry `tasks` may name the tasks; in `.json`, an algorithm may have task -> list of one raw
-    score per run, which are normalised where the task has a reference (see `references`). A `.npy`
+    score per run, which are normalized where the task has a reference (see `references`). A `.npy`
     file is one matrix, of the algorithm that its name tells. Pickles are not read, because loading one
     can run arbitrary code.
 

@@ -2,7 +2,7 @@
 
     while steps are left to learn from:
         receive what came from the other peers
-        if there are gradients:  step the optimiser; the model version rises, also in the middle of unrolls
+        if there are gradients:  step the optimizer; the model version rises, also in the middle of unrolls
         elif there is a batch:   compute its gradients, and hand them to the accumulator
         else:                    take one step in the next batch of environments
 
@@ -180,7 +180,7 @@ class LearnerState:
     """The state that a new peer receives and a checkpoint holds."""
 
     def __init__(self, args: Args, spec: EnvSpec, network: str, device: torch.device):
-        """Make a new model and its optimiser."""
+        """Make a new model and its optimizer."""
         torch.manual_seed(args.seed)
         self.model = make_network(network, spec.obs_shape, spec.num_actions)
         if network == "resnet":
@@ -196,7 +196,7 @@ class LearnerState:
         self.wall_time = 0.0  # seconds since the run started, when it was saved
 
     def step(self, batch_size: int) -> tuple[float, float]:
-        """Step the optimiser; return the learning rate and the norm of the gradients."""
+        """Step the optimizer; return the learning rate and the norm of the gradients."""
         args = self._args
         done = (self.version - 1) * args.unroll_length * args.virtual_batch_size
         rate = args.learning_rate * max(1 - done / args.total_steps, 0.0)

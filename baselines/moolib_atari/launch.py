@@ -35,7 +35,7 @@ from baselines.moolib_atari.sealed_store import (
 from cleanba.environments import EnvSpec
 
 SECONDS_BETWEEN_LOOKS = 0.02
-# modules that the first environments and the first optimiser import
+# modules that the first environments and the first optimizer import
 IMPORTED_LATE = ("envpool", "torch._dynamo")
 SECONDS_TO_STOP = 10.0  # for peers to exit after SIGTERM before they are killed
 # With torchrun, the environment variable of the run's key: its processes may be on several machines.

@@ -88,7 +88,7 @@ class Args:
     batch_size: Hyper[Count] = 32
     """Unrolls in a learning batch."""
     virtual_batch_size: Hyper[Count] = 32
-    """Unrolls, over all peers, after which the optimisers step."""
+    """Unrolls, over all peers, after which the optimizers step."""
     learning_rate: Hyper[Positive] = 6e-4
     """Learning rate of Adam, annealed linearly to 0 over the steps of virtual batches of exactly that
     size; if they come out larger, it ends above 0, as in moolib."""
@@ -105,7 +105,7 @@ class Args:
     reward_clip: Hyper[NotNegative] = 1.0
     """Bound that rewards are clipped to for learning; 0 does not clip."""
     network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
-    """Network: IMPALA ResNet (with fixup initialisation), Nature CNN or MLP; auto takes the ResNet for
+    """Network: IMPALA ResNet (with fixup initialization), Nature CNN or MLP; auto takes the ResNet for
     images, else the MLP."""
     atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's, which do not

@@ -95,7 +95,7 @@ class Args:
     """Learning rate, with continuous actions of the critics; by default 2.5e-4 (PPO), 6e-4 (IMPALA), 7e-4
     (A2C), 1e-4 (DQN, R2D2, MPO), 6.25e-5 (Rainbow) or 1e-3 (DDPG, TD3, SAC; MPC's models)."""
     optimizer_eps: Hyper[NotNegative | None] = None
-    """Epsilon of the optimiser; by default 1e-5 (Adam of PPO, RMSProp of A2C), 0.01 (RMSProp of IMPALA),
+    """Epsilon of the optimizer; by default 1e-5 (Adam of PPO, RMSProp of A2C), 0.01 (RMSProp of IMPALA),
     1e-8 (Adam of DQN and of continuous actions), 1.5e-4 (Adam of Rainbow) or 1e-3 (Adam of R2D2)."""
     anneal: Hyper[bool] = True
     """Anneal the learning rate, and PPO's clipping, linearly to 0; never with a replay buffer."""
@@ -109,7 +109,7 @@ class Args:
     vf_coef: Hyper[NotNegative | None] = None
     """Coefficient of the value loss; by default 1 (PPO) or 0.5 (IMPALA, A2C)."""
     gae_lambda: Hyper[Share] = 0.95
-    """PPO, A2C: lambda of generalised advantage estimation."""
+    """PPO, A2C: lambda of generalized advantage estimation."""
     clip_coef: Hyper[Positive] = 0.15
     """PPO: clipping of the probability ratio."""
     update_epochs: Hyper[Count | None] = None

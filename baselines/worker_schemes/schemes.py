@@ -10,7 +10,7 @@ Link = Literal["synchronous", "asynchronous"]
 
 
 class Scheme(NamedTuple):
-    """How many workers there are, and how they are synchronised (figure 5 of the paper)."""
+    """How many workers there are, and how they are synchronized (figure 5 of the paper)."""
 
     gradient_workers: int  # 0: one, in the process of the update worker
     collection_workers: int  # of each gradient worker; 0: one, in its process

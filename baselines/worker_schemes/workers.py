@@ -300,7 +300,7 @@ class UpdateWorker:
         max_grad_norm: float,
         anneal: bool,
     ):
-        """Make network and optimiser.
+        """Make network and optimizer.
 
         Args:
           agent: that learns.

@@ -60,7 +60,7 @@ class Repetition(Protocol):
         """Load the learner's state from the arrays of the checkpoint that was saved after the updates so far.
 
         Raises:
-          RecordError: with one line, if they are not those of this run's network and optimiser.
+          RecordError: with one line, if they are not those of this run's network and optimizer.
         """
 
     def update(self) -> Repeated:
@@ -169,5 +169,5 @@ def check_update(row: Update, repetition: Repetition, metrics: Mapping[str, Any]
         raise Mismatch(f"{where}: the parameters differ from their fingerprint")
     if row.checkpoint is not UNSET and row.checkpoint != fingerprint(repetition.arrays()):
         raise Mismatch(
-            f"{where}: parameters or optimiser state differ from the checkpoint's digest"
+            f"{where}: parameters or optimizer state differ from the checkpoint's digest"
         )

@@ -89,7 +89,7 @@ class ModelOptions:
     upload_model: bool = False
     """Upload the saved model to the Hugging Face Hub (needs huggingface_hub and a token)."""
     hf_entity: str = ""
-    """User or organisation on the Hugging Face Hub."""
+    """User or organization on the Hugging Face Hub."""
 
 
 def checkpoint_interval(options: CheckpointOptions, num_updates: int) -> int:

@@ -28,7 +28,7 @@ def peak_memory() -> float:
 
 
 def simulated_scores(games: int, seeds: int) -> dict[str, np.ndarray]:
-    """Return scores `[runs, games]` of some systems: skewed, as human-normalised scores are."""
+    """Return scores `[runs, games]` of some systems: skewed, as human-normalized scores are."""
     rng = np.random.default_rng(0)
     levels = rng.lognormal(0, 1, (SYSTEMS, 1, games))
     noise = rng.lognormal(0, 0.2, (SYSTEMS, seeds, games))
@@ -113,7 +113,7 @@ def measure_curves(games: int, seeds: int, repetitions: int) -> Values:
 
 
 def measure_reading(runs: int, episodes: int) -> Values:
-    """Write records, and time how long reading and summarising them takes."""
+    """Write records, and time how long reading and summarizing them takes."""
     from analysis import summary
     from analysis.importers.records import read_records
     from analysis.scores import final_scores
@@ -211,7 +211,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Reading:
-    """Reading and summarising run records."""
+    """Reading and summarizing run records."""
 
     runs: Count = 50
     """Runs."""
@@ -221,7 +221,7 @@ class Reading:
     columns = (
         Column("rows", "rows"),
         Column("reading_seconds", "read, s", ".1f"),
-        Column("seconds", "read and summarised, s", ".1f"),
+        Column("seconds", "read and summarized, s", ".1f"),
         Column("memory_gib", "peak memory, GiB", ".2f"),
     )
 

@@ -3,7 +3,7 @@
 Environments are CartPole's with exponentially distributed step times, as in figure 4 of the paper
 (arXiv 2012.09849). Claim 1 of the paper gives the time to collect data
 (`analysis.queueing.expected_run_time`): the synchronous system waits for the slowest environment at every
-step and learns afterwards; HTS-RL waits at every synchronisation and learns at the same time. The model
+step and learns afterwards; HTS-RL waits at every synchronization and learns at the same time. The model
 predicts this waiting. The rest of a step's time is measured: for the synchronous system in a run without
 delays, for HTS-RL in the run itself, because without delays its processes would wait for CPU cores.
 """
@@ -27,7 +27,7 @@ from experiments.benchmarks.case import Case, Column, Values
 SCRIPT = Path(__file__).parents[2] / "baselines" / "hts_rl.py"
 WARM_UP_UPDATES = 3
 NUM_ENVS = 16
-NUM_STEPS = 128  # of PPO, and by default between two synchronisations
+NUM_STEPS = 128  # of PPO, and by default between two synchronizations
 
 
 class Speed(NamedTuple):
@@ -83,7 +83,7 @@ def predicted_sps(
     """Return the speed that claim 1 leads to.
 
     Args:
-      interval: steps between two synchronisations.
+      interval: steps between two synchronizations.
       delay: mean of the exponential step time, seconds.
       overhead: seconds of a step beyond its delay.
       update: seconds of an update.

@@ -175,7 +175,7 @@ def by_environment(study: StudyRuns) -> Section | None:
             for row in entry["by_environment"]
         ]
     text = (
-        "Levels are means over runs, of normalised scores where the environment has a reference; the "
+        "Levels are means over runs, of normalized scores where the environment has a reference; the "
         "difference is the second side's minus the first's, with its 90% interval. *p different* is "
         "corrected for the environments and outcomes of one comparison, and neither p-value for the number "
         "of comparisons."

@@ -21,7 +21,7 @@ PREDICTED = "predicted"  # of the policy changes in a rollout
 # What may be varied to see how speed scales -> its name on an axis.
 SCALES = {
     "step_delay_seconds": "mean step time (s), exponential",
-    "sync_interval": "steps between synchronisations",
+    "sync_interval": "steps between synchronizations",
     "devices": "devices",
     "num_envs": "environments",
     "num_actors": "actors",

@@ -22,7 +22,7 @@ from reports.study import StudyRuns
 
 
 def aggregates(study: StudyRuns) -> Section | None:
-    """Return one row per system and setting with its normalised scores over all environments."""
+    """Return one row per system and setting with its normalized scores over all environments."""
     frame = study.aggregates
     excluded = excluded_text(study.comparable)
     if not len(frame):
@@ -42,11 +42,11 @@ def aggregates(study: StudyRuns) -> Section | None:
             )
         )
     text = (
-        "A normalised score of 0 is random play; 1 is a professional human player on Atari, elsewhere "
+        "A normalized score of 0 is random play; 1 is a professional human player on Atari, elsewhere "
         "the score at which the environment counts as solved. Brackets: 95% intervals."
     )
     caption = (
-        "Median, interquartile mean (IQM), mean and optimality gap (lower is better) of the normalised "
+        "Median, interquartile mean (IQM), mean and optimality gap (lower is better) of the normalized "
         "final scores, each run at its own end, with 95% stratified bootstrap intervals."
     )
 
@@ -125,7 +125,7 @@ def improvements(study: StudyRuns) -> Section | None:
     name = improvement_plot.side_name(*first, study.look)
     lines = "; lines are the range over pairs of runs" if frame["low"].notna().any() else ""
     caption = (
-        f"Improvement of {name} over the others: difference of the normalised scores, relative to 1 or to "
+        f"Improvement of {name} over the others: difference of the normalized scores, relative to 1 or to "
         f"the score of the other, whichever is higher{lines}."
     )
 
@@ -143,13 +143,13 @@ def _side(name: str) -> str:
 
 
 def efficiency(study: StudyRuns) -> Section | None:
-    """Return normalised scores over all environments against steps and time."""
+    """Return normalized scores over all environments against steps and time."""
     curves = study_tables.efficiency(study.comparable.tables, window=study.score_episodes)
     if not len(curves):
         return None
     bands = _bands(curves, "95% stratified bootstrap bands over seeds")
     caption = (
-        "Median over environments of the mean normalised score, against steps and against the mean wall "
+        "Median over environments of the mean normalized score, against steps and against the mean wall "
         f"time of the runs at the same step{'' if study.look.labelled else bands}."
     )
 

@@ -198,7 +198,7 @@ def test_single_arrays_are_read_by_the_name_of_their_file(tmp_path, scores):
         importers.read([tmp_path / "D.npy"])
 
 
-def test_named_tasks_are_normalised_already():
+def test_named_tasks_are_normalized_already():
     """A name with a reference changes nothing, and one without is no problem."""
     tables = arrays.score_tables({"A": np.full((2, 2), 0.5), "tasks": ["Pong-v5", "mine"]})
     assert set(analysis.aggregate(tables).set_index("metric")["value"]) == {0.5}

@@ -238,7 +238,7 @@ def test_a_band_has_the_level_asked_for():
         np.testing.assert_allclose(high - low, width, rtol=0.07)
 
 
-def test_aggregate_curves_are_in_normalised_scores(write_run, tmp_path):
+def test_aggregate_curves_are_in_normalized_scores(write_run, tmp_path):
     for seed in (1, 2, 3):
         for env_id in ("Breakout-v5", "Pong-v5"):
             random, human = references.reference(env_id)

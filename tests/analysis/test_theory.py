@@ -1,7 +1,6 @@
 """Formulas against simulations, predictions against published values, and measured lag against theory."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.stats
 
@@ -82,7 +81,6 @@ def test_iteration_time_by_hand():
     assert scaling.iteration_time(times, layout("a0-l0-d1")) == 1 + 6 + 1
     assert scaling.iteration_time(times, layout("a0-l1-d1"), concurrent=False) == 1 + 4 + 6
     assert scaling.iteration_time(times, layout("a0-l1-d2")) == 7 / 2 + 2
-    assert scaling.sps(times, layout("a0-l1-d1"), 70) == 10
 
 
 def record_with_times(write_run):
@@ -93,30 +91,6 @@ def record_with_times(write_run):
     lines[0] = lines[0].replace("0.6", "60")  # the first compiles
     rewrite(run / "updates.jsonl", "\n".join(lines) + "\n")
     return run
-
-
-def test_prediction_from_a_record(write_run):
-    tables = read_records([record_with_times(write_run)])  # an update per second, 100 steps each
-    table = scaling.predict(tables, ["a0-l1-d1", "a0-l0-d1-t2", "a0-l1,2-d128"]).set_index("layout")
-    assert table.loc["a0-l1-d1", "predicted"] == pytest.approx(100)
-    assert table.loc["a0-l1-d1", "measured"] == pytest.approx(100)
-    assert table.loc["a0-l0-d1-t2", "predicted"] == pytest.approx(100)  # 0.6 + 0.3 of learning
-    assert table.loc["a0-l1,2-d128", "predicted"] == pytest.approx(12_800)
-
-
-def test_gradients_that_several_learners_shared_take_one_of_them_as_many_times_as_long():
-    updates = pd.DataFrame(
-        {
-            "wall_time": [10.0, 11.0, 12.0, 13.0], "training_time": [9.0, 0.6, 0.6, 0.6],
-            "rollout_time": 0.9, "inference_time": 0.3,
-        }
-    )  # fmt: skip
-    for learners in ([1], [1, 2], [0, 1, 2, 3]):
-        times = scaling.times_of_run(updates, {"learner_device_ids": learners})
-        assert times.gradient == pytest.approx(0.6 * len(learners))
-        assert times.fixed == pytest.approx(0.1)  # a second between updates, 0.9 of them a rollout
-        layout = scaling.Layout((9,), tuple(learners))
-        assert scaling.iteration_time(times, layout) == pytest.approx(1.0)  # as measured
 
 
 def predicted_for_another_seed(write_run, run):

@@ -166,7 +166,7 @@ def test_steps_that_reset_teach_nothing_unless_asked_for(network, params, rollou
 
 
 def test_the_learning_rate_falls_to_0_by_update():
-    """As reported, and as the optimiser takes it: Adam's steps, by hand."""
+    """As reported, and as the optimizer takes it: Adam's steps, by hand."""
     _, learning_rate = cleanrl.make_optimizer(ARGS)
     assert learning_rate(0) == ARGS.learning_rate
     assert learning_rate(5) == pytest.approx(ARGS.learning_rate / 2)

@@ -268,7 +268,7 @@ def test_gradients_are_clipped_and_the_learning_rate_falls_to_0(networks, storag
     np.testing.assert_allclose(rates, args.learning_rate * np.array([1, 0.75, 0.5, 0.25]))
 
 
-def test_ppo_normalises_advantages_over_the_unroll(networks, storages, monkeypatch):
+def test_ppo_normalizes_advantages_over_the_unroll(networks, storages, monkeypatch):
     seen = []
     loss = hts_rl.ppo_loss
 

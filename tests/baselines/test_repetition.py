@@ -86,7 +86,7 @@ def perturb_checkpoint(folder):
         return arrays
 
     forging.change_checkpoint(folder, 4, flip_a_bit)
-    return "update 4: parameters or optimiser state differ"
+    return "update 4: parameters or optimizer state differ"
 
 
 def change_learning_rate(folder):

@@ -1,4 +1,4 @@
-"""The torch IMPALA is the JAX one: networks, V-trace, losses, gradients, optimiser."""
+"""The torch IMPALA is the JAX one: networks, V-trace, losses, gradients, optimizer."""
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def test_vtrace_refuses_arrays_of_different_shapes():
         vtrace(*[torch.zeros(3, 2)] * 4, torch.zeros(3, 1))
 
 
-def test_the_optimiser_is_rmsprop_of_optax_with_its_schedule():
+def test_the_optimizer_is_rmsprop_of_optax_with_its_schedule():
     args = monobeast_study.Args(total_steps=8 * 80 * 5, learning_rate=0.01)
     weights = torch.nn.Linear(3, 2)
     start = [p.detach().numpy().copy() for p in weights.parameters()]

@@ -147,7 +147,7 @@ def test_impala_s_gradient_is_divided_by_the_learner_devices_of_all_processes(mo
 
 
 def original_ppo(params, batch, indices, chunk, args):
-    """Lines 526 to 595: `compute_gae`, `ppo_loss` and the normalisation, for the steps of one minibatch."""
+    """Lines 526 to 595: `compute_gae`, `ppo_loss` and the normalization, for the steps of one minibatch."""
     obs, dones = torch.tensor(batch.obs), torch.tensor(batch.dones).float()
     rewards, values = torch.tensor(batch.rewards), torch.tensor(batch.behaviour.value)
     with torch.no_grad():
@@ -222,7 +222,7 @@ def test_ppo_s_loss_and_gradient_are_the_original_s(seed):
         np.testing.assert_allclose(gradient[name], value.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_advantages_are_normalised_by_the_original_s_chunks():
+def test_advantages_are_normalized_by_the_original_s_chunks():
     """Two threads of 8 environments on two devices, as `prepare_data` and `hstack` place them."""
     hardware = Hardware(num_actor_threads=2, learner_device_ids=(1, 2))
     threads = [np.arange(8), np.arange(8, 16)]

@@ -121,7 +121,7 @@ def test_a_figure_counts_completed_runs_of_the_study_only_and_says_how_many(tmp_
     planned = len(study.runs)
     assert source.words == f"{planned - 2} of {planned} runs of study {study.name}"
     assert len(source.tables.runs) == planned - 2
-    assert source.score == "normalised score"  # no Atari: nothing to do with humans
+    assert source.score == "normalized score"  # no Atari: nothing to do with humans
 
 
 def test_scores_over_environments_are_of_the_same_environments_for_everybody(tmp_path):
@@ -227,7 +227,7 @@ def test_profiles_end_where_the_scores_do(tmp_path, env_id, end):
     write_run(tmp_path / "a", "cleanba_ppo", "one", env_id, 1, steps=51_200)
     tables = importers.read([tmp_path])
     look = style.look_of(tables.runs["system"], tables.runs["setting"])
-    source = paper.Source(tables, "here", look, "normalised score")
+    source = paper.Source(tables, "here", look, "normalized score")
     low, high = paper.PARTS["profiles"](source).axes[0].get_xlim()
     assert (low, high) == pytest.approx((0, end), rel=0.1)
 
@@ -250,7 +250,7 @@ def test_published_tables_give_what_they_have_and_the_rest_is_named(tmp_path, ca
     (panel,) = figure.axes
     assert [round(bar.get_width(), 6) for bar in panel.patches] == [21.0, 42.0]
     figure = paper.PARTS["aggregates"](source)
-    median = figure.axes[0]  # of two games: the mean of their human-normalised scores
+    median = figure.axes[0]  # of two games: the mean of their human-normalized scores
     values = [line.get_xdata()[0] for line in median.lines if line.get_color() == style.INK]
     cleanba = np.mean([(480 - 1.7) / (30.5 - 1.7), (18 + 20.7) / (14.6 + 20.7)])
     moolib = np.mean([(300 - 1.7) / (30.5 - 1.7), (20 + 20.7) / (14.6 + 20.7)])

@@ -109,7 +109,7 @@ def take_checkpoint_of_another_update(folder):
 
 def perturb_checkpoint(folder):
     forging.change_checkpoint(folder, 4, forging.flip_a_bit)
-    return "update 4: parameters or optimiser state differ"
+    return "update 4: parameters or optimizer state differ"
 
 
 def claim_another_hyperparameter(folder):
