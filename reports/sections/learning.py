@@ -75,7 +75,7 @@ def excluded_text(comparable: Comparable) -> str:
         )
     if comparable.systems:
         excluded = escape(style.names_under(comparable.systems))
-        return f"Excluded: {excluded}, which have no score on some environment."
+        return f"Excluded (no score on some environment): {excluded}."
     return ""
 
 

@@ -325,7 +325,7 @@ def test_the_page_says_what_its_scores_over_environments_exclude(place, undrawn)
         shutil.rmtree(run)
     assert build.main(["small"]) == 0
     names = "Cleanba PPO under a0-l0,1-t2; Cleanba PPO (synchronous) under a0-l0,1-t2"
-    note = f"Excluded: {names}, which have no score on some environment."
+    note = f"Excluded (no score on some environment): {names}."
     assert all(text.count(note) == 1 for text in texts(place, "small"))
     found = rows(section(pages(place, "small")[1], "All environments"))[2:]
     assert [(row[1], row[6], row[7]) for row in found] == [("a0-l0-t1", "2", "6")] * 2
@@ -486,7 +486,7 @@ def test_numbers_are_written_for_reading(value, text):
             [],
             [("cleanba_ppo", "b")],
             True,
-            "Excluded: Cleanba PPO under b, which have no score on some environment.",
+            "Excluded (no score on some environment): Cleanba PPO under b.",
         ),
         (
             [],
