@@ -146,6 +146,36 @@ def resolve_num_envs(
     return total
 
 
+def cut_into_groups(args: CommonArgs, num_envs: int, units_per_env: int) -> tuple[int, int]:
+    """Return the number of environment groups, and the units that a group has in a minibatch.
+
+    Args:
+      args: the command line.
+      num_envs: environments of the run.
+      units_per_env: what minibatches are cut from, per environment: its steps (PPO) or itself, 1
+        (IMPALA).
+
+    Raises:
+      ValueError: with one line, if the environments or a group's units cannot be divided.
+    """
+    gradients = args.num_minibatches * args.gradient_accumulation_steps
+    groups = args.num_env_groups or placement.default_num_env_groups(
+        num_envs, units_per_env, gradients
+    )
+    if num_envs % groups:
+        raise ValueError(f"--num-env-groups {groups}: must divide the {num_envs} environments")
+    group_units = num_envs // groups * units_per_env
+    if group_units % gradients:
+        what = "environments" if units_per_env == 1 else "transitions"
+        steps = args.gradient_accumulation_steps
+        cut = f" x --gradient-accumulation-steps {steps}" if steps > 1 else ""
+        raise ValueError(
+            f"--num-minibatches {args.num_minibatches}{cut}: must divide the {group_units} {what} of a "
+            f"group ({num_envs} environments in {groups} groups)"
+        )
+    return groups, group_units // gradients
+
+
 @input_checks()
 def prepare_run(
     args: CommonArgs,
@@ -194,21 +224,7 @@ def prepare_run(
     args = replace(
         args, checkpoints=replace(args.checkpoints, checkpoint_every=every, num_checkpoints=0)
     )
-    gradients = args.num_minibatches * args.gradient_accumulation_steps
-    groups = args.num_env_groups or placement.default_num_env_groups(
-        num_envs, units_per_env, gradients
-    )
-    if num_envs % groups:
-        raise ValueError(f"--num-env-groups {groups}: must divide the {num_envs} environments")
-    group_units = num_envs // groups * units_per_env
-    if group_units % gradients:
-        what = "environments" if units_per_env == 1 else "transitions"
-        steps = args.gradient_accumulation_steps
-        cut = f" x --gradient-accumulation-steps {steps}" if steps > 1 else ""
-        raise ValueError(
-            f"--num-minibatches {args.num_minibatches}{cut}: must divide the {group_units} {what} of a "
-            f"group ({num_envs} environments in {groups} groups)"
-        )
+    groups, minibatch_size = cut_into_groups(args, num_envs, units_per_env)
     process, num_processes = placement.slurm_processes(args.hardware)
     placed = placement.plan(args.hardware, groups, process, num_processes)
     seeds = seeds_of_environments(args, num_envs, placed)
@@ -236,7 +252,6 @@ def prepare_run(
     network = make_network(
         network_name, spec.num_actions, args.channels, args.hiddens, portable=args.portable
     )
-    minibatch_size = group_units // gradients
     microbatch_size = choose_microbatch_size(
         args.microbatch_size, minibatch_size, images_per_unit, spec
     )
