@@ -2,7 +2,7 @@
 
 The record gives times per rollout and per update. To turn them into shares of an actor's or a
 learner's time, one must know how many of them work in parallel. Systems express that through
-different hyperparameters: this is the one place that knows them.
+different hyperparameters.
 """
 
 import contextlib

@@ -127,12 +127,10 @@ def iqm(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
     return _value(result / (total - 2 * cut), counts)
 
 
-def optimality_gap(
-    scores: Scores, counts: np.ndarray | None = None, target: float = 1.0
-) -> np.ndarray:
-    """Return the mean amount by which runs fall short of the target; arguments as for `mean`."""
+def optimality_gap(scores: Scores, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return the mean amount by which runs fall short of 1; arguments as for `mean`."""
     _check(scores)
-    return target - mean([np.minimum(column, target) for column in scores], counts)
+    return 1.0 - mean([np.minimum(column, 1.0) for column in scores], counts)
 
 
 AGGREGATES: dict[str, Callable[..., np.ndarray]] = {

@@ -34,7 +34,7 @@ def call_all(calls: Sequence[Callable[[], T]], cores: int) -> list[T]:
       BrokenProcessPool: if a fork is killed, for example because memory is exhausted.
     """
     forks = min(len(calls), cores)
-    if forks < 2 or not hasattr(os, "fork"):
+    if forks < 2:
         return [call() for call in calls]
     chunk = max(1, len(calls) // (forks * MESSAGES_PER_FORK))
     with ProcessPoolExecutor(forks, get_context("fork"), _take, (calls,)) as pool:

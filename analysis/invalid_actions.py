@@ -11,18 +11,18 @@ from analysis.scores import score_at_end, time_to_reach
 from analysis.tables import KEYS, InputError, Tables, split_runs
 
 WINDOW = 10  # episodes, or evaluations
-SOLVED = 40.0  # mean return at which the harvesting task counts as solved
+# Mean return of 10 episodes in a row, or of 10 evaluations, at which the harvesting task counts as solved.
+# The paper says "exceed", but the best return of an episode that harvests one mine is exactly 40.
+SOLVED = 40.0
 KINDS = ("null", "busy", "owner")
 EVALUATED = ("ppo_microrts_removed",)  # its episodes with one step are an evaluation
 
 
-def masking_metrics(tables: Tables, solved: float = SOLVED) -> pd.DataFrame:
+def masking_metrics(tables: Tables) -> pd.DataFrame:
     """Return the metrics of every run that counted its invalid actions.
 
     Args:
       tables: as read from run records.
-      solved: return that the mean of 10 episodes in a row has to reach, or of 10 evaluations. The paper
-        says "exceed", but the best return of an episode that harvests one mine is exactly 40.
 
     Returns:
       Keys; `return`: mean over the last 10 episodes; `null`, `busy`, `owner`: mean number of actions per
@@ -44,7 +44,7 @@ def masking_metrics(tables: Tables, solved: float = SOLVED) -> pd.DataFrame:
         scored = in_order.set_index("step")["return"]
         if key.system in EVALUATED:
             scored = scored.groupby(level="step").mean()
-        solved_at = time_to_reach(scored.index.to_numpy(), scored.to_numpy(), solved, WINDOW)
+        solved_at = time_to_reach(scored.index.to_numpy(), scored.to_numpy(), SOLVED, WINDOW)
         positive = np.flatnonzero(returns > 0)
         played = in_order["length"].cumsum().to_numpy()
         total = steps[key.run]

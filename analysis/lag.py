@@ -1,10 +1,6 @@
-"""Policy lag: which policy version produced the data that each update learned from.
+"""Policy lag: which policy version produced the data that each update learned from."""
 
-`python -m analysis.lag RUN...` prints it.
-"""
-
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,9 +147,7 @@ def lag_distribution(tables: Tables, column: str = "lag") -> pd.DataFrame:
     for key, group in split_runs(tables.rollouts):
         values, count = np.unique(group[column].dropna().to_numpy(), return_counts=True)
         frame = pd.DataFrame({"value": values, "rollouts": count, "share": count / count.sum()})
-        for name, label in reversed(list(zip(KEYS, key, strict=True))):
-            frame.insert(0, name, label)
-        frames.append(frame)
+        frames.append((key, frame))
     return _concat(frames)
 
 
@@ -170,9 +164,7 @@ def lag_over_time(tables: Tables, bins: int = 50) -> pd.DataFrame:
         means = ordered.groupby(part)[["wall_time", "changes", "lag"]].mean()
         means.insert(1, "rollouts", ordered.groupby(part).size())
         frame = means.rename_axis("bin").reset_index()
-        for name, label in reversed(list(zip(KEYS, key, strict=True))):
-            frame.insert(0, name, label)
-        frames.append(frame)
+        frames.append((key, frame))
     return _concat(frames)
 
 
@@ -215,20 +207,14 @@ def version_shares(rollouts: pd.DataFrame) -> pd.DataFrame:
 
 def all_version_shares(tables: Tables) -> pd.DataFrame:
     """Return `version_shares` of every run, with its keys."""
-    frames = []
-    for key, group in split_runs(tables.rollouts):
-        frame = version_shares(group)
+    return _concat([(key, version_shares(group)) for key, group in split_runs(tables.rollouts)])
+
+
+def _concat(frames: list[tuple[Sequence[str], pd.DataFrame]]) -> pd.DataFrame:
+    """Concatenate tables of runs, each after the columns of its run's keys."""
+    for key, frame in frames:
         for name, label in reversed(list(zip(KEYS, key, strict=True))):
             frame.insert(0, name, label)
-        frames.append(frame)
-    return _concat(frames)
-
-
-def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=KEYS)
-
-
-if __name__ == "__main__":
-    from analysis.__main__ import main
-
-    sys.exit(main(["lag", *sys.argv[1:]]))
+    if not frames:
+        return pd.DataFrame(columns=KEYS)
+    return pd.concat([frame for _, frame in frames], ignore_index=True)

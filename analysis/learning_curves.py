@@ -118,13 +118,12 @@ def _wall_time(run: pd.DataFrame, totals: Mapping[str, float], grid: np.ndarray)
 def normalized(curves: Curves, normalization: str = "human") -> Curves:
     """Return the curves with every run's values as normalized scores (see `references`)."""
     values = np.stack(
-        [normalize(v, e, normalization) * np.ones_like(v) for v, e in _by_env(curves)]
+        [
+            normalize(values, env_id, normalization) * np.ones_like(values)
+            for values, env_id in zip(curves.values, curves.runs["env_id"], strict=True)
+        ]
     ) if len(curves.values) else curves.values  # fmt: skip
     return curves._replace(values=values)
-
-
-def _by_env(curves: Curves) -> list[tuple[np.ndarray, str]]:
-    return list(zip(curves.values, curves.runs["env_id"], strict=True))
 
 
 def band(
@@ -216,10 +215,6 @@ def update_curve_table(
     tables: Tables,
     column: str,
     points: int = POINTS,
-    statistic: Callable = aggregates.mean,
-    repetitions: int = 2000,
-    level: float = bootstrap.LEVEL,
-    seed: int = 0,
 ) -> pd.DataFrame:
     """Return a column of the updates, such as `value_loss`, against steps.
 
@@ -248,7 +243,7 @@ def update_curve_table(
             values[row] = sums / counts
     keys = pd.DataFrame([key for key, _ in runs], columns=KEYS)
     curves = Curves("step", grid, values, np.full_like(values, np.nan), keys)
-    return curve_table(curves, statistic, repetitions, level, seed)
+    return curve_table(curves)
 
 
 def aggregate_curve_table(

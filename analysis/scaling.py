@@ -1,15 +1,14 @@
-"""A model of the speed of a layout, fitted to the times that Cleanba's README and paper published.
+"""A model of the speed of a layout, fitted to the times that Cleanba's README publishes.
 
 The model of one iteration (one batch of rollouts) of the Cleanba architecture: every process handles
 its share of the environments, and gradients are split over its learner devices. An actor device that
 is also a learner device computes its inference between gradients. Concurrent actors and learners take
-as long as the slower of them; without concurrency they take turns. A fixed time is lost in every
+as long as the slower of them. A fixed time is lost in every
 iteration (queues, copies). With several processes, gradients are exchanged between them.
 """
 
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from cleanba.record.layout import Layout
@@ -44,9 +43,6 @@ README_RUN_TIMES = (
 README_A100 = {
     row.layout: row.minutes for row in README_RUN_TIMES if row.layout and "A100" in row.hardware
 }
-# Cleanba paper (arXiv 2310.00036), appendix F: steps per second on 128 A100s, and efficiency of
-# scaling from 16 to 128 of them with the batch growing in proportion.
-PAPER_SPS_128, PAPER_EFFICIENCY = 403_253.0, 0.93
 
 
 class Times(NamedTuple):
@@ -67,38 +63,21 @@ class Times(NamedTuple):
     transfer: float = 0.0
 
 
-def iteration_time(times: Times, layout: Layout, concurrent: bool = True) -> float:
+def iteration_time(times: Times, layout: Layout) -> float:
     """Return the time of one iteration, in the unit of `times`.
 
     Args:
       times: of one iteration.
       layout: the layout to predict.
-      concurrent: whether actors and learner work at the same time (the Cleanba architecture).
     """
     shared = set(layout.actors) & set(layout.learners)
     rollout = times.rollout / len(layout.actors)
     learning = times.gradient / len(layout.learners)
-    if concurrent and shared:
+    if shared:
         learning += times.inference / len(layout.actors)
-    busy = max(rollout, learning) if concurrent else rollout + learning
+    busy = max(rollout, learning)
     transfer = times.transfer if layout.processes > 1 else 0.0
     return (times.fixed + busy) / layout.processes + transfer
-
-
-def weak_scaling(work: float, latency: float, devices: np.ndarray) -> np.ndarray:
-    """Return the efficiency of scaling with a batch in proportion to the devices.
-
-    The work per device is constant; a ring all-reduce among p devices adds the latency of 2 (p - 1) messages.
-
-    Args:
-      work: time that one device computes per iteration.
-      latency: of one message, times the gradients per iteration, in the unit of `work`.
-      devices: numbers of devices, `[D]`.
-
-    Returns:
-      `[D]`: SPS per device over that of a single one.
-    """
-    return work / (work + 2 * (np.asarray(devices) - 1) * latency)
 
 
 def calibrate_readme() -> Times:
@@ -126,21 +105,4 @@ def compare_readme() -> pd.DataFrame:
         rows.append((name, published, predicted, predicted / published - 1, name in used))
     return pd.DataFrame(
         rows, columns=["layout", "published", "predicted", "error", "calibrated_on"]
-    )
-
-
-def compare_paper() -> pd.DataFrame:
-    """Return devices, SPS and efficiency relative to 16 devices, according to the model.
-
-    The paper prints two numbers: the SPS at 128 devices and the efficiency from 16 to 128. They determine
-    the model's two parameters, so the rows for 32 and 64 are predictions, and nothing tests the model.
-    """
-    devices = np.array([16, 32, 64, 128])
-    # efficiency(128) / efficiency(16) = 0.93 solves for latency / work
-    latency = (1 - PAPER_EFFICIENCY) / (2 * (PAPER_EFFICIENCY * 127 - 15))
-    efficiency = weak_scaling(1.0, latency, devices)
-    speed = efficiency * devices
-    speed *= PAPER_SPS_128 / speed[-1]
-    return pd.DataFrame(
-        {"devices": devices, "sps": speed, "efficiency": efficiency / efficiency[0]}
     )

@@ -86,22 +86,9 @@ def aggregate_table(tables: Tables | None, window: int = EPISODES) -> pd.DataFra
       tables: completed runs; None gives an empty table.
       window: number of episodes that a score averages.
     """
-    columns = [
-        "system",
-        "setting",
-        "metric",
-        "value",
-        "low",
-        "high",
-        "runs",
-        "environments",
-        "note",
-    ]
     entries = []
     if tables is not None:
         entries = aggregate(final_scores(tables, Rule(window)), window=window)
-    if not entries:
-        return pd.DataFrame(columns=columns)
     frame = aggregate_frame(entries)
     return frame[frame["value"].notna()].reset_index(drop=True)
 

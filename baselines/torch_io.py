@@ -72,8 +72,13 @@ def load_training_arrays(
 
 def save_parameters(network: torch.nn.Module, path: Path) -> None:
     """Save parameters as .npz, which is loaded without unpickling."""
+    save_arrays(arrays_of(network), path)
+
+
+def save_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Replace an .npz file atomically."""
     temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, **arrays_of(network))
+    np.savez(temporary, **arrays)
     os.replace(temporary, path)
 
 

@@ -219,15 +219,17 @@ class Played(NamedTuple):
     last_reward: np.ndarray  # float32 [B], of the last step, as the agent learns from it
 
 
-def play(envs: Any, actions: np.ndarray) -> Played:
+def play(envs: Any, actions: np.ndarray, same_step: bool = False) -> Played:
     """Step an EnvPool instance through given actions.
 
     Args:
       envs: in synchronous mode, with nothing sent that has not been received.
       actions: int32 [T, B].
+      same_step: whether environments are reset within the step that ends their episode. Otherwise
+        EnvPool resets them on their next step, and ignores its action.
 
     Returns:
-      Rewards, ends of episodes, and the last observations.
+      Rewards, ends of episodes, and the observations of the last step, before any reset within it.
     """
     env_ids = np.arange(actions.shape[1], dtype=np.int32)
     rewards = np.empty(actions.shape, np.float32)
@@ -239,4 +241,8 @@ def play(envs: Any, actions: np.ndarray) -> Played:
         rewards[t] = info.get("reward", reward)
         np.logical_or(terminated, truncated, out=dones[t])
         last_reward = np.array(reward, np.float32)
+        if same_step and dones[t].any():
+            ended = env_ids[dones[t]]
+            envs.send(np.zeros(len(ended), np.int32), ended)
+            envs.recv()
     return Played(obs, rewards, dones, last_reward)

@@ -20,6 +20,7 @@ from cleanba.environments import EnvSpec, describe_env
 from cleanba.networks import make_network
 from cleanba.play import EVALUATION_EPISODES, NumEpisodes, describe_returns, new_video, play
 from cleanba.preparation import Setup
+from cleanba.record import replace_file
 from cleanba.record.encoding import ENCODER
 from cleanba.record.files import LARGEST_MODEL, decode_json, read_file
 from cleanba.record.schema import Count, Name
@@ -48,9 +49,7 @@ def save_model(path: Path, model: Model) -> None:
     """Write a model to a file."""
     header = _Header(env_id=model.env_id, seed=model.seed, hyperparameters=model.hyperparameters)
     tree = {"header": ENCODER.encode(header).decode(), "params": model.params}
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(flax.serialization.msgpack_serialize(tree))
-    temporary.replace(path)
+    replace_file(path, flax.serialization.msgpack_serialize(tree))
 
 
 def load_model(path: Path) -> Model:

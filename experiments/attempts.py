@@ -10,11 +10,12 @@ A launcher that is killed leaves an attempt without its second line.
 
 import os
 import signal
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from cleanba.record import now_utc
 
 SHELL_SIGNALLED = 128  # a program exits with 128 + the number of the signal that ended it
 
@@ -76,7 +77,7 @@ def exited_with_error(exit_code: int | None) -> bool:
 
 def started(log_bytes: int) -> Started:
     """Return the event of an attempt that begins now."""
-    return Started(_now(), log_bytes)
+    return Started(now_utc(), log_bytes)
 
 
 def ended(returncode: int | None, stopped: bool = False) -> Ended:
@@ -87,8 +88,8 @@ def ended(returncode: int | None, stopped: bool = False) -> Ended:
       stopped: whether the launcher stopped it.
     """
     if returncode is None or returncode >= 0:
-        return Ended(_now(), exit_code=returncode, stopped=stopped)
-    return Ended(_now(), signal=_signal_name(-returncode), stopped=stopped)
+        return Ended(now_utc(), exit_code=returncode, stopped=stopped)
+    return Ended(now_utc(), signal=_signal_name(-returncode), stopped=stopped)
 
 
 def append(path: Path, event: Started | Ended) -> None:
@@ -123,10 +124,6 @@ def read(path: Path) -> History:
     if not damaged:
         return History(tuple(events))
     return History(tuple(events), f"{path}: damaged and ignored: line {', '.join(damaged)}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _signal_name(number: int) -> str:

@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from cleanba.record import replace_file
 from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, parse
 from experiments import attempts, cluster, display, pool, state, systems
@@ -304,9 +305,7 @@ def keep_copy(study: Study, path: Path, directory: Path) -> None:
             raise StudyError(
                 f"{directory} holds the records of another study, {title!r}: {way_out}"
             )
-    new = copy.with_suffix(".new")
-    new.write_bytes(path.read_bytes())
-    new.replace(copy)
+    replace_file(copy, path.read_bytes())
 
 
 def _bad_input(message: str) -> int:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -92,9 +91,7 @@ def in_processes(command: list[str], count: int) -> list[str]:
 
 def available_cores() -> tuple[int, ...]:
     """Return the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def available_gpus() -> tuple[str, ...]:
@@ -210,9 +207,6 @@ def _start(job: Job, given: Free, keep_open: Sequence[int], sees_gpus: bool) -> 
 @contextlib.contextmanager
 def _pinned_to(cores: tuple[int, ...]) -> Iterator[None]:
     """Bind this thread to the cores for a moment, so that a process started now inherits them."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -277,8 +271,7 @@ def begin_attempt(path: Path, log: TextIO, command: Sequence[str]) -> None:
     Raises:
       OSError: if there is no room for either.
     """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    log.write(f"# {now} {shlex.join(record.redact_command(command))}\n")
+    log.write(f"# {record.now_utc()} {shlex.join(record.redact_command(command))}\n")
     log.flush()
     attempts.append(path, attempts.started(os.fstat(log.fileno()).st_size))
 

@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from baselines.worker_schemes.schemes import AGENTS, SCHEMES
+from cleanba.record.consistency import OWN_NAMES
 from cleanba.run.flags import flag_with_value
 
 if TYPE_CHECKING:
@@ -97,64 +98,38 @@ _MONOBEAST = Flags(
 )
 _MOOLIB = Flags(env_id="--env", total_timesteps="--total-steps", num_actor_threads="--num-peers")
 _CLEANRL = Flags(num_checkpoints="--num-checkpoints", keep_checkpoints="--keep-checkpoints")
-_HTS = msgspec.structs.replace(_CLEANRL, num_actor_threads="--num-actors")
+_HTS = replace(_CLEANRL, num_actor_threads="--num-actors")
+
+_PROGRAMS = {
+    "cleanba_ppo": System("cleanba/cleanba_ppo.py", flags=_CLEANBA),
+    "cleanba_impala": System("cleanba/cleanba_impala.py", flags=_CLEANBA),
+    "monobeast_study": System("baselines/monobeast_study.py", flags=_MONOBEAST),
+    "moolib_atari": System("baselines/moolib_atari/__main__.py", flags=_MOOLIB),
+    "cleanrl_ppo": System("baselines/cleanrl_ppo.py", flags=_CLEANRL),
+    "ppo_microrts": System("baselines/ppo_microrts.py", flags=_CLEANRL),
+    "action_guidance": System("baselines/action_guidance.py"),
+    "hts_rl": System("baselines/hts_rl.py", flags=_HTS),
+}
+_WORKER_SCHEMES = System("baselines/worker_schemes/__main__.py")
 
 SYSTEMS = {
     **{
-        f"{name}{suffix}": System(
-            f"cleanba/{name}.py", flags=_CLEANBA, fixed={"concurrency": not suffix}
-        )
-        for name in ("cleanba_ppo", "cleanba_impala")
-        for suffix in ("", "-sync")
-    },
-    # The original's arithmetic without its starts of games, which are no part of the algorithm.
-    "cleanba_impala-original": System(
-        "cleanba/cleanba_impala.py",
-        flags=_CLEANBA,
-        fixed={
-            "concurrency": True,
-            "compat": ["alignment", "mask", "gradient-scale", "seeds"],
-            "exp_name": "cleanba_impala-original",
-        },
-    ),
-    "monobeast": System("baselines/monobeast_study.py", flags=_MONOBEAST),
-    "moolib": System("baselines/moolib_atari/__main__.py", flags=_MOOLIB),
-    "cleanrl_ppo": System("baselines/cleanrl_ppo.py", flags=_CLEANRL),
-    **{
-        f"ppo_microrts_{name}": System("baselines/ppo_microrts.py", flags=_CLEANRL, fixed=fixed)
-        for name, fixed in {
-            **{strategy: {"strategy": strategy} for strategy in ("masking", "naive", "removed")},
-            **{
-                f"penalty-{penalty:g}": {"strategy": "penalty", "invalid_penalty": penalty}
-                for penalty in (0.0, 0.01, 0.1, 1.0)
-            },
-        }.items()
+        name: replace(_PROGRAMS[program], fixed=fixed)
+        for name, (program, fixed) in OWN_NAMES.items()
     },
     **{
-        f"action_guidance_{strategy}{suffix}": System(
-            "baselines/action_guidance.py",
-            fixed={"strategy": strategy, "positive_learning": bool(suffix)},
-        )
-        for strategy in ("sparse", "shaped", "long", "short", "mixed")
-        for suffix in ("", "-plo")
-    },
-    **{
-        f"hts_rl_{algorithm}{suffix}": System(
-            "baselines/hts_rl.py",
-            flags=_HTS,
-            fixed={"algorithm": algorithm, "schedule": "synchronous" if suffix else "hts"},
-        )
-        for algorithm in ("a2c", "ppo")
-        for suffix in ("", "-sync")
-    },
-    **{
-        f"schemes_{agent}-{scheme}": System(
-            "baselines/worker_schemes/__main__.py", fixed={"agent": agent, "scheme": scheme}
+        f"schemes_{agent}-{scheme}": replace(
+            _WORKER_SCHEMES, fixed={"agent": agent, "scheme": scheme}
         )
         for agent in AGENTS
         for scheme in SCHEMES
     },
 }
+# Its program names a system after its architecture alone.
+_ORIGINAL = SYSTEMS["cleanba_impala-original"]
+SYSTEMS["cleanba_impala-original"] = replace(
+    _ORIGINAL, fixed=_ORIGINAL.fixed | {"exp_name": "cleanba_impala-original"}
+)
 
 
 def arguments(run: "PlannedRun") -> list[str]:

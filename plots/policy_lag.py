@@ -17,6 +17,7 @@ ROW = 0.42  # inches
 HEIGHT = 0.66  # of a bar with all rollouts, relative to a row
 BINS = 20
 RARE = 0.02  # share of a row's rollouts at each end that does not extend the axis
+MARK = {"color": style.INK, "mfc": "none", "ms": 6, "mew": 1.1}  # of a reference
 # Mark of a mean: upwards from the baseline, because the row below begins closely under it.
 MEAN = {"marker": TICKUP, "color": style.INK, "ms": 6, "mew": 1.6}
 
@@ -69,7 +70,7 @@ def draw(
                 for reference in references:
                     value = reference.values.get((system, setting, env_id))
                     if value is not None:
-                        panel.plot(value, position + 0.5, reference.marker, **_mark())
+                        panel.plot(value, position + 0.5, reference.marker, **MARK)
             panel.set_title(env_id)
             panel.set_xlabel(what)
             panel.set_xlim(edges[0] - 0.2, edges[-1] + 0.42 * (edges[-1] - edges[0]))
@@ -78,16 +79,12 @@ def draw(
             style.label_rows(panel, rows, look, first=first, middle=0.2)
         if references:
             handles = [Line2D([], [], ls="", **MEAN)]
-            handles += [Line2D([], [], ls="", marker=one.marker, **_mark()) for one in references]
+            handles += [Line2D([], [], ls="", marker=one.marker, **MARK) for one in references]
             style.legend(figure, handles, ["mean, measured", *(one.label for one in references)])
         words = "height: share of the rollouts; the number is that of the highest bar"
         counts = style.counts_text(shares["runs"], "seeds")
         style.source_line(figure, style.sentence(words, counts, source))
     return figure
-
-
-def _mark() -> dict:
-    return {"color": style.INK, "mfc": "none", "ms": 6, "mew": 1.1}
 
 
 def _edges(shares: pd.DataFrame, others: Sequence[float]) -> np.ndarray:

@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -276,18 +276,13 @@ def describe(folder: Path, page: Page, records: Sequence[Run], args: Args) -> No
 def write_zip(folder: Path, file: Path) -> None:
     """Write a folder to a zip file whose bytes depend on names and content alone."""
     with zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
-        for path in files_of(folder):
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = path.relative_to(folder.parent).as_posix()
             member = zipfile.ZipInfo(name, NO_TIME)
             member.compress_type = zipfile.ZIP_DEFLATED
             member.external_attr = 0o644 << 16
             with open(path, "rb") as source, archive.open(member, "w", force_zip64=True) as target:
                 shutil.copyfileobj(source, target)
-
-
-def files_of(folder: Path) -> Iterable[Path]:
-    """Return the files below a folder in the order of their names."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def place(made: Path, file: Path, overwrite: bool) -> None:

@@ -128,11 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not is_plain(bag.name):
                 raise BadInput(f"{file}: {bag.name!r} cannot be the name of a study")
             out = Path(args.out) / bag.name
-            for name in ("index.html", "README.md"):
-                if not render.was_made_here(out / name):
-                    raise BadInput(
-                        f"{out / name} was not made by this command: choose another --out"
-                    )
+            render.check_replaceable(out / "index.html", out / "README.md")
             data = bag / "data"
             page = read_json(data / "result.json")
             records = records_of(data, bag.name, page)

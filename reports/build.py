@@ -101,9 +101,7 @@ def build(
       ReportError: if no run is completed, or a file that this command did not write is in the way.
       InputError: if there is no run record.
     """
-    for file in ("index.html", "README.md"):
-        if not render.was_made_here(out / file):
-            raise ReportError(f"{out / file} was not made by this command: choose another --out")
+    render.check_replaceable(out / "index.html", out / "README.md")
     study = read_study(name, runs, out, published=published)
     page = msgspec.structs.replace(page_of(study), archive=archive)
     figures = {one.name for one in page.figures()}

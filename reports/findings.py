@@ -13,6 +13,7 @@ from analysis import lag_tables, study_tables, verdicts
 from analysis.bootstrap import FEW_RUNS
 from analysis.selection import GROUP
 from experiments.study import Finding
+from plots.style import name_of
 from reports.page import number
 from reports.study import StudyRuns
 
@@ -57,7 +58,7 @@ def _bits(study: StudyRuns) -> Sentences:
         differ = int((of_pairs["identical"] == False).sum())  # noqa: E712
         if differ:
             yield (
-                f"{_name(study, name)}: different bits on different hardware settings "
+                f"{name_of(name)}: different bits on different hardware settings "
                 f"({differ:,} of {_count(pairs, 'pair')} of runs)."
             )
             continue
@@ -68,7 +69,7 @@ def _bits(study: StudyRuns) -> Sentences:
         parts += [f"other episodes in {other:,}"] if other else []
         left = pairs - agree - other
         parts += [f"{left:,} could not be compared to their end"] if left > 0 else []
-        yield f"{_name(study, name)}: {'; '.join(parts)}."
+        yield f"{name_of(name)}: {'; '.join(parts)}."
 
 
 def _processes(study: StudyRuns, systems: Collection[str], settings: Collection[str]) -> str:
@@ -120,7 +121,7 @@ def _verdicts(study: StudyRuns) -> Sentences:
         yield f"{len(entries)} comparisons of learning curves: {_verdict_counts(entries)}."
         return
     for entry in entries:
-        both = _listed([_name(study, entry[side]) for side in ("system_a", "system_b")])
+        both = _listed([name_of(entry[side]) for side in ("system_a", "system_b")])
         p = {"equivalent": "p_equivalent", "different": "p_different"}.get(entry["verdict"], "")
         note = f" (p = {entry[p]:.2g})" if p in entry else ""
         where = f", {entry['setting']}" if len(study.look.settings) > 1 else ""
@@ -157,7 +158,7 @@ def _differences(study: StudyRuns) -> Sentences:
         if entry["verdict"] != "identical":
             by_system.setdefault(entry["system"], []).append(entry)
     for system, entries in by_system.items():
-        who = f"{_name(study, system)}, " if len(study.look.systems) > 1 else ""
+        who = f"{name_of(system)}, " if len(study.look.systems) > 1 else ""
         if len(entries) <= MOST_PAIRS:
             for one in entries:
                 yield f"{who}{_sides(one)}: {_verdict(one)}{_drivers(one)}."
@@ -194,7 +195,7 @@ def _speedup(study: StudyRuns) -> Sentences:
             mean = math.exp(np.log(ratios).mean())
             low, high = (f"{end(ratios):.2f}" for end in (min, max))
             spread = f" ({low} to {high})" if low != high else ""
-            parts.append(f"{_name(study, system)} {mean:.2f} times{spread}")
+            parts.append(f"{name_of(system)} {mean:.2f} times{spread}")
     if parts:
         yield f"Speed relative to the synchronous architecture: {', '.join(parts)}."
 
@@ -324,7 +325,7 @@ def _range(
 
     def end(row: object) -> str:
         who = ", ".join(
-            _name(study, row.system) if n == "system" else str(getattr(row, n)) for n in names
+            name_of(row.system) if n == "system" else str(getattr(row, n)) for n in names
         )
         return f"{text(row)} ({who})" if who else text(row)
 
@@ -336,19 +337,15 @@ def _who(study: StudyRuns, row: object) -> str:
     return (
         str(row.setting)
         if len(study.look.systems) == 1 and len(study.look.settings) > 1
-        else _name(study, row.system)
+        else name_of(row.system)
         if len(study.look.settings) == 1
-        else f"{_name(study, row.system)}, {row.setting}"
+        else f"{name_of(row.system)}, {row.setting}"
     )
-
-
-def _name(study: StudyRuns, system: str) -> str:
-    return study.look.name(system)
 
 
 def _names(study: StudyRuns, systems: Iterable[str]) -> list[str]:
     """Return display names; of a system and its synchronous version, one."""
-    names = [_name(study, one) for one in study.look.systems if one in set(systems)]
+    names = [name_of(one) for one in study.look.systems if one in set(systems)]
     both = [n for n in names if f"{n} (synchronous)" in names]
     kept = [n for n in names if n.removesuffix(" (synchronous)") not in both or n in both]
     return [f"{n} (both architectures)" if n in both else n for n in kept]

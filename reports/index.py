@@ -64,8 +64,7 @@ def write(folder: Path) -> Path:
     found, file = readable_entries(folder), folder / "index.html"
     if not found:
         raise ReportError(f"{folder}: there is no page there")
-    if not render.was_made_here(file):
-        raise ReportError(f"{file} was not made by this command: choose another --out")
+    render.check_replaceable(file)
     docs = (folder / "docs/index.html").is_file()
     replace_file(file, render.html_index(found, thumbnails(folder, found), docs))
     return file

@@ -122,7 +122,6 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
       versions: versions of the packages, one line per set of them.
       hardware: processors, one line per kind.
       dates: start of the first run and end of the last, UTC.
-      origin: how the page was made, if not by this code from records.
       archive: its records, if they are published.
     """
 
@@ -140,7 +139,6 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     versions: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
     dates: tuple[str, str] | None = None
-    origin: str = ""
     archive: Archive | None = None
 
     def table(self, name: str) -> Table | None:

@@ -41,14 +41,12 @@ class PaperFigure(NamedTuple):
     """A figure of a paper.
 
     Attributes:
-      title: what it shows.
       study: the study whose records it is drawn from; '' for a simulation.
       parts: its images, by name in `PARTS`.
       published: files or folders of published data that it can be drawn from.
       published_source: name of these data.
     """
 
-    title: str
     study: str
     parts: tuple[str, ...]
     published: tuple[str, ...] = ()
@@ -59,62 +57,49 @@ AUTHORS = "means over 3 seeds, from the tables of Cleanba's authors"
 COMPARISON = ("efficiency", "aggregates", "run_times")
 FIGURES: Mapping[str, PaperFigure] = {
     "fig2": PaperFigure(
-        "IMPALA's reproducibility issue under different speeds",
         "monobeast_lag",
         ("returns", "value_losses", "changes"),
     ),
     "fig3": PaperFigure(
-        "Base experiments",
         "base",
         COMPARISON,
         ("cleanba-static/main_10CPU.csv", "cleanba-static/main_10CPU_runtimes.csv"),
         AUTHORS,
     ),
     "fig4": PaperFigure(
-        "Workstation experiments",
         "workstation",
         COMPARISON,
         ("cleanba-static/spec_out.csv", "cleanba-static/spec_out_runtimes.csv"),
         AUTHORS,
     ),
     "fig5": PaperFigure(
-        "Learning curves on two hardware settings",
         "reproducible",
         ("returns", "returns_by_time", "scores", "aggregates", "run_times"),
         ("cleanba-static/smootheness.csv", "cleanba-static/smootheness_runtimes.csv"),
         AUTHORS,
     ),
-    "fig6": PaperFigure(
-        "Synchronous against Cleanba architecture", "architectures", ("efficiency", "aggregates")
-    ),
+    "fig6": PaperFigure("architectures", ("efficiency", "aggregates")),
     "fig7": PaperFigure(
-        "Two sets of moolib's runs",
         "moolib_sets",
         ("efficiency", "iqm", "profiles", "aggregates", "run_times"),
         ("moolib-data",),
         "logs published by moolib's authors: one set, other runs than the paper's",
     ),
-    "fig8": PaperFigure(
-        "Atari wrappers in moolib's scores", "wrappers", ("efficiency", "aggregates")
-    ),
-    "fig9": PaperFigure(
-        "PPO with IMPALA's settings", "ppo_as_impala", ("efficiency", "aggregates")
-    ),
-    "fig10": PaperFigure("Large batches", "large_batches", ("returns", "returns_by_time")),
-    "fig11": PaperFigure("Speed of large batches", "large_batches", ("scaling",)),
-    "hts_fig4": PaperFigure("HTS-RL: claims 1 and 2, by simulation", "", ("claims",)),
+    "fig8": PaperFigure("wrappers", ("efficiency", "aggregates")),
+    "fig9": PaperFigure("ppo_as_impala", ("efficiency", "aggregates")),
+    "fig10": PaperFigure("large_batches", ("returns", "returns_by_time")),
+    "fig11": PaperFigure("large_batches", ("scaling",)),
+    "hts_fig4": PaperFigure("", ("claims",)),
     "hts_fig4_left": PaperFigure(
-        "HTS-RL: speedup against step time variance",
         "hts_step_times",
         ("speedup_by_variance", "speed_by_step_time"),
     ),
     "hts_fig4_right": PaperFigure(
-        "HTS-RL: speed against number of environments",
         "hts_environments",
         ("speed_by_environments",),
     ),
-    "hts_fig5a": PaperFigure("HTS-RL: Atari games", "hts_atari", ("returns", "returns_by_time")),
-    "hts_fig5b": PaperFigure("HTS-RL: football", "hts_football", ("returns", "returns_by_time")),
+    "hts_fig5a": PaperFigure("hts_atari", ("returns", "returns_by_time")),
+    "hts_fig5b": PaperFigure("hts_football", ("returns", "returns_by_time")),
 }
 
 

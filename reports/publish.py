@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(Args, sys.argv[1:] if argv is None else argv, "Publish the page of a study.")
         site, results = Path(args.site) / args.name, Path(args.out)
-        check_writable(results, args.name)
+        render.check_replaceable(results / args.name / "README.md", results / "README.md")
         runs = Path(args.runs or f"runs/{args.name}")
         archive = archive_of(Path(args.archives) / f"{args.name}.zip", runs)
         page = build.build(args.name, runs, site, archive=archive)
@@ -73,13 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for file in files:
         print(file)
     return 0
-
-
-def check_writable(results: Path, name: str) -> None:
-    """Raise ReportError if a page that this command did not write is in the way."""
-    for file in (results / name / "README.md", results / "README.md"):
-        if not render.was_made_here(file):
-            raise ReportError(f"{file} was not made by this command: choose another --out")
 
 
 def archive_of(file: Path, runs: Path) -> Archive:
@@ -121,7 +114,7 @@ def publish(page: Page, site: Path, results: Path) -> list[Path]:
     Returns:
       The files written.
     """
-    check_writable(results, page.name)
+    render.check_replaceable(results / page.name / "README.md", results / "README.md")
     check_videos(page)
     folder = results / page.name
     folder.mkdir(parents=True, exist_ok=True)

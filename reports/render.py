@@ -22,6 +22,7 @@ from cleanba.record.schema import HIDDEN
 from reports import page as pages
 from reports.explorer import bundle
 from reports.page import NOTHING, Cell, Figure, Page, Section, Table, Value
+from reports.study import ReportError
 
 TEMPLATES = Path(__file__).parent / "templates"
 GENERATOR = "made by python -m reports"
@@ -134,7 +135,6 @@ def markdown_page(page: Page, figures: Collection[str], folder: str = "") -> str
     lines += [escape_prose(page.remark), ""] if page.remark else []
     lines += ["What limits this answer:", ""] if page.caveats else []
     lines += [f"- {escape(sentence)}" for sentence in page.caveats]
-    lines += ["", escape(page.origin)] if page.origin else []
     for section in page.sections:
         lines += _markdown_section(section, figures, folder)
     lines += ["", "## Reproduce this page", ""]
@@ -231,9 +231,11 @@ def markdown_index(entries: Sequence[Page]) -> str:
     )
 
 
-def was_made_here(page: Path) -> bool:
-    """Whether a page may be replaced: it does not exist, or this package has written it."""
-    return not page.exists() or GENERATOR in page.read_text(errors="replace")[:2000]
+def check_replaceable(*pages: Path) -> None:
+    """Raise ReportError if one of the pages exists, and this package has not written it."""
+    for page in pages:
+        if page.exists() and GENERATOR not in page.read_text(errors="replace")[:2000]:
+            raise ReportError(f"{page} was not made by this command: choose another --out")
 
 
 def _template(name: str) -> jinja2.Template:

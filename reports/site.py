@@ -77,10 +77,7 @@ def write_published(folder: Path, out: Path) -> None:
       ReportError: if a file that no command here wrote is in the way.
     """
     page = read_json(folder / "result.json")
-    if not render.was_made_here(out / "index.html"):
-        raise ReportError(
-            f"{out / 'index.html'} was not made by this command: choose another --out"
-        )
+    render.check_replaceable(out / "index.html")
     figures = out / "figures"
     for old in earlier_figures(out / "result.json"):
         (figures / f"{old.name}.png").unlink(missing_ok=True)

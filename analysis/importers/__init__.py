@@ -17,16 +17,6 @@ from analysis.tables import InputError, Tables, concat, tables
 from cleanba.record import find_runs
 
 MOST_NAMED = 5  # files in a problem
-SOURCES = (
-    "auto",
-    "records",
-    "tensorboard",
-    "monobeast",
-    "moolib",
-    "scores",
-    "rliable",
-    "openrlbenchmark",
-)
 
 
 def read(paths: Sequence[Path | str], source: str = "auto") -> Tables:
@@ -67,6 +57,7 @@ _READERS = {
     "rliable": rliable.read,
     "openrlbenchmark": openrlbenchmark.read,
 }
+SOURCES = ("auto", *_READERS)
 
 
 def read_readable(paths: Sequence[Path | str], source: str = "auto") -> Tables:

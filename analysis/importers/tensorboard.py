@@ -159,6 +159,8 @@ def _read_folder(
 
 def _records(file: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of each record (length, checksum, data, checksum) of a file."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
     try:
         data = read_file(file, LARGEST_TABLE)
     except OSError as error:
@@ -172,35 +174,16 @@ def _records(file: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
             problems.append(f"{file.name}: torn last record left out")
             return
         (length,) = struct.unpack_from("<Q", data, position)
-        if _masked_crc(data[position : position + 8]) != data[position + 8 : position + 12]:
+        (checksum,) = struct.unpack_from("<I", data, position + 8)
+        if masked_crc32c(data[position : position + 8]) != checksum:
             raise InputError(f"{file}, record {number}: not a TensorBoard record (checksum)")
         end = position + 12 + length
         if end + 4 > len(data):
             problems.append(f"{file.name}: torn last record left out")
             return
         record = data[position + 12 : end]
-        if _masked_crc(record) != data[end : end + 4]:
+        (checksum,) = struct.unpack_from("<I", data, end)
+        if masked_crc32c(record) != checksum:
             raise InputError(f"{file}, record {number}: damaged data (checksum)")
         yield number, record
         position = end + 4
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """Return the masked CRC-32C that TensorBoard stores, little-endian."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_CRC_TABLE = _crc_table()

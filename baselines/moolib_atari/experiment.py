@@ -27,6 +27,7 @@ from baselines.moolib_atari.moolib_transport import MoolibAccumulator
 from baselines.moolib_atari.options import Args
 from baselines.moolib_atari.recorder import LOG
 from baselines.moolib_atari.sealed_store import SealedStore
+from baselines.torch_io import save_arrays
 from baselines.torch_losses import impala_loss
 from baselines.torch_networks import fixup_, make_network
 from cleanba.environments import EnvSpec, EpisodeStatistics, env_seeds, make_envs
@@ -515,10 +516,8 @@ class Peer:
 
     def _save(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"{path.stem}.tmp.npz")
         self.state.wall_time = self.clock()
-        np.savez(temporary, **self.state.save())
-        temporary.replace(path)
+        save_arrays(self.state.save(), path)
 
 
 def _interval_elapsed(interval: float, before: float, after: float) -> bool:

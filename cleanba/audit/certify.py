@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +40,7 @@ from cleanba.audit.matrix import (
 from cleanba.audit.trials import Program, Trial, run_trials
 from cleanba.environments import check_env_id, is_atari
 from cleanba.exact.placement import cpu_model
-from cleanba.record import RecordError, replace_file, source_revision
+from cleanba.record import RecordError, now_utc, replace_file, source_revision
 from cleanba.run.arguments import Count
 from cleanba.run.command_line import BadInput, run_command_line
 from cleanba.run.flags import flags
@@ -316,7 +315,7 @@ def summarize(args: Args, name: str, parts: list[Part], seconds: float) -> Certi
     """Return the certificate of some parts, made in so many seconds."""
     return Certificate(
         name=name,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        made=now_utc(),
         seconds=round(seconds, 1),
         cores=len(os.sched_getaffinity(0)),
         platform=args.platform,

@@ -1,6 +1,6 @@
 """The environments of a record, simulated from its actions without a network."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -98,30 +98,6 @@ def shape_of(run: Run) -> Shape:
     return Shape(options.rollout_steps, options.num_envs, run.info.num_actions)
 
 
-def play_same_step(envs: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Step environments through actions, and reset each within the step that ends its episode.
-
-    Args:
-      envs: an EnvPool instance in synchronous mode, with nothing sent that has not been received.
-      actions: int32 [T, B].
-
-    Returns:
-      Unclipped rewards, float32 [T, B], and ends of episodes, bool [T, B].
-    """
-    env_ids = np.arange(actions.shape[1], dtype=np.int32)
-    rewards, dones = np.empty(actions.shape, np.float32), np.empty(actions.shape, bool)
-    for t in range(len(actions)):
-        envs.send(actions[t], env_ids)
-        _, reward, terminated, truncated, info = envs.recv()
-        rewards[t] = info.get("reward", reward)
-        np.logical_or(terminated, truncated, out=dones[t])
-        if dones[t].any():  # EnvPool resets these on their next step, and ignores its action
-            ended = env_ids[dones[t]]
-            envs.send(np.zeros(len(ended), np.int32), ended)
-            envs.recv()
-    return rewards, dones
-
-
 class Simulation:
     """The environments of a run, without its network.
 
@@ -160,10 +136,7 @@ class Simulation:
 
     def replay(self, actions: np.ndarray) -> Replayed:
         """Step the environments through the actions [T, N] of a rollout."""
-        if self._same_step:
-            rewards, dones = play_same_step(self._envs, actions)
-        else:
-            _, rewards, dones, _ = play(self._envs, actions)
+        _, rewards, dones, _ = play(self._envs, actions, self._same_step)
         groups = (np.split(x, len(self._digests), axis=1) for x in (actions, rewards, dones))
         digest = combine_digests(
             digest.update(*parts) for digest, *parts in zip(self._digests, *groups, strict=True)

@@ -143,11 +143,7 @@ def conv(
     return _portable_conv(x.astype(jnp.float32), kernel, bias, padding)
 
 
-@jax.custom_vjp
-def _portable_max_pool(x: jax.Array) -> jax.Array:
-    return kernels.max_pool(x)
-
-
+_portable_max_pool = jax.custom_vjp(kernels.max_pool)
 _portable_max_pool.defvjp(
     lambda x: (kernels.max_pool(x), x),
     lambda x, gradient: (kernels.max_pool_gradient(x, gradient),),

@@ -27,15 +27,14 @@ OWN_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "cleanba_ppo-sync": ("cleanba_ppo", {"concurrency": False}),
     "cleanba_impala": ("cleanba_impala", {"concurrency": True}),
     "cleanba_impala-sync": ("cleanba_impala", {"concurrency": False}),
+    # The original's arithmetic without its starts of games, which are no part of the algorithm.
     "cleanba_impala-original": (
         "cleanba_impala",
         {"concurrency": True, "compat": ["alignment", "mask", "gradient-scale", "seeds"]},
     ),
+    "monobeast": ("monobeast_study", {}),
+    "moolib": ("moolib_atari", {}),
     "cleanrl_ppo": ("cleanrl_ppo", {}),
-    "hts_rl_a2c": ("hts_rl", {"algorithm": "a2c", "schedule": "hts"}),
-    "hts_rl_a2c-sync": ("hts_rl", {"algorithm": "a2c", "schedule": "synchronous"}),
-    "hts_rl_ppo": ("hts_rl", {"algorithm": "ppo", "schedule": "hts"}),
-    "hts_rl_ppo-sync": ("hts_rl", {"algorithm": "ppo", "schedule": "synchronous"}),
     **{
         f"ppo_microrts_{strategy}": ("ppo_microrts", {"strategy": strategy})
         for strategy in ("masking", "naive", "removed")
@@ -55,8 +54,10 @@ OWN_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
         for strategy in ("sparse", "shaped", "long", "short", "mixed")
         for suffix in ("", "-plo")
     },
-    "monobeast": ("monobeast_study", {}),
-    "moolib": ("moolib_atari", {}),
+    "hts_rl_a2c": ("hts_rl", {"algorithm": "a2c", "schedule": "hts"}),
+    "hts_rl_a2c-sync": ("hts_rl", {"algorithm": "a2c", "schedule": "synchronous"}),
+    "hts_rl_ppo": ("hts_rl", {"algorithm": "ppo", "schedule": "hts"}),
+    "hts_rl_ppo-sync": ("hts_rl", {"algorithm": "ppo", "schedule": "synchronous"}),
 }
 SCHEMES = "schemes_"  # begins the names of the worker schemes, which end with agent and scheme
 

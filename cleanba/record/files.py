@@ -101,14 +101,14 @@ def read_arrays(source: Path | bytes, largest: int = LARGEST_ARRAYS) -> dict[str
             return {name: arrays[name] for name in arrays.files}
 
 
-def read_array(path: Path, largest: int = LARGEST_TABLE) -> np.ndarray:
-    """Return the array of an `.npy` file of at most `largest` bytes. Nothing is unpickled.
+def read_array(path: Path) -> np.ndarray:
+    """Return the array of an `.npy` file of at most `LARGEST_TABLE` bytes. Nothing is unpickled.
 
     Raises:
       OSError: as `open_regular`.
       ValueError: if it is not an `.npy` file, or holds Python objects.
     """
-    content = read_file(path, largest)
+    content = read_file(path, LARGEST_TABLE)
     with _value_errors():
         return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
 

@@ -65,21 +65,12 @@ def test_readme_layouts_that_the_model_has_not_seen():
     assert table["error"][~used].abs().max() < 0.06
 
 
-def test_paper_scaling():
-    table = scaling.compare_paper().set_index("devices")
-    assert table.loc[128, "sps"] == 403_253
-    assert table.loc[128, "efficiency"] == pytest.approx(0.93)
-    assert table.loc[16, "efficiency"] == 1
-    assert table["efficiency"].is_monotonic_decreasing
-
-
 def test_iteration_time_by_hand():
     times = scaling.Times(rollout=4, inference=1, gradient=6, fixed=1, transfer=2)
     layout = Layout.parse
     assert scaling.iteration_time(times, layout("a0-l1-d1")) == 1 + 6
     assert scaling.iteration_time(times, layout("a0-l1,2-d1")) == 1 + 4
     assert scaling.iteration_time(times, layout("a0-l0-d1")) == 1 + 6 + 1
-    assert scaling.iteration_time(times, layout("a0-l1-d1"), concurrent=False) == 1 + 4 + 6
     assert scaling.iteration_time(times, layout("a0-l1-d2")) == 7 / 2 + 2
 
 
