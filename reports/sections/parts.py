@@ -1,6 +1,7 @@
 """Functions that all sections share."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
@@ -34,7 +35,7 @@ def figure(
       data: what is stored instead, if more than `frame` is drawn; or the figure that stores it.
     """
     folder = study.out / "figures"
-    style.save(draw(), folder, name)
+    save(draw, folder, name)
     caption = f"{caption} {_counts(study, frame)}; {study.source}."
     if isinstance(data, str):
         return Figure(name, caption, data)
@@ -46,6 +47,11 @@ def figure(
             data = data.assign(**{column: data[column].astype("Int64")})
     replace_file(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
     return Figure(name, caption)
+
+
+def save(draw: Callable[[], Drawing], folder: Path, name: str) -> None:
+    """Draw a figure and save it as PNG and SVG. Tests of texts and tables replace it."""
+    style.save(draw(), folder, name)
 
 
 def _counts(study: StudyRuns, frame: pd.DataFrame) -> str:
