@@ -17,15 +17,17 @@ import torch
 
 from cleanba import cleanba_impala as impala
 from cleanba import cleanba_ppo as ppo
+from cleanba import training
 from cleanba.actor_learner import Entry, GroupRollout
 from cleanba.audit.simulation import Simulation
 from cleanba.audit.verification import verify
 from cleanba.compatibility import advantage_chunks, overlapping_seeds
-from cleanba.environments import make_envs, play
+from cleanba.environments import describe_env, make_envs, play
 from cleanba.exact.groups import GroupExchange, tree_sum
 from cleanba.exact.placement import Hardware, plan
 from cleanba.record import read_run
 from cleanba.run.command_line import exit_code
+from cleanba.training import TrainState
 from tests.killed_runs import Runs, check_equal
 
 from .conftest import SMALL
@@ -184,33 +186,29 @@ def original_ppo(params, batch, indices, chunk, args):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ppo_s_loss_and_gradient_are_the_original_s(seed):
+def test_ppo_s_loss_and_gradient_are_the_original_s(monkeypatch, seed):
     """Of a minibatch of two groups, with the chunks of two learner devices."""
     rng = np.random.default_rng(seed)
-    args = ppo.Args(compat=("original",), num_minibatches=2, update_epochs=1)
+    hardware = Hardware(num_actor_threads=2, learner_device_ids=(1, 2))
+    args = ppo.Args(compat=("original",), num_minibatches=2, update_epochs=1, hardware=hardware)
     params = parameters(rng)
     logprob, value = (rng.normal(size=(T, B)).astype(np.float32) for _ in range(2))
     whole = make_rollout(rng)._replace(behaviour=ppo.Behaviour(-np.abs(logprob), value))
-    hardware = Hardware(num_actor_threads=2, learner_device_ids=(1, 2))
     chunk = advantage_chunks(hardware, 1, B, args.num_minibatches)
 
-    groups = [jax.tree.map(lambda x, g=g: x[:, g * 4 : g * 4 + 4], whole) for g in range(2)]
-    batches, moments, parts = [], [], []
-    for number, group in enumerate(groups):
-        batch, own = ppo.make_batch(Linear, args)(params, group, jax.random.key(number), 1)
-        in_chunk = (chunk[number * 4 :][:4] == np.arange(4)[:, None]).astype(np.float32)
-        parts.append(ppo.chunk_moments(batch.advantages.reshape(T, 4), in_chunk))
-        batches.append(batch)
-        moments.append(own)
-    of_chunks, moments = ppo.combine_moments(parts), ppo.combine_moments(moments)
-    first = jax.tree.map(lambda x: x[0], moments)
+    learned = []
+    learn = lambda *data: learned.extend(data) or (None, None, {})  # noqa: E731
+    monkeypatch.setattr(ppo, "make_learn", lambda *_: learn)
+    placement = plan(Hardware(num_actor_threads=1), 2, 0, 1)
+    setup = SimpleNamespace(network=Linear, num_updates=1, num_envs=B, placement=placement)
+    groups = {g: jax.tree.map(lambda x, g=g: x[:, g * 4 : g * 4 + 4], whole) for g in range(2)}
+    ppo.make_update(args, setup, GroupExchange(placement))(TrainState(params, None), groups, 1)
+    _, _, batches, (moments, _) = learned
+    first, size = jax.tree.map(lambda x: x[0], moments), T * 4 // args.num_minibatches
     found, indices = [], []
     for number, batch in enumerate(batches):
-        own = chunk[number * 4 :][:4]
-        batch = ppo.normalize_by_chunk(batch, of_chunks, own)
-        part = ppo.take(batch, 0, T * 4 // args.num_minibatches)
-        found.append(ppo.make_gradient(Linear, args)(params, part, first))
-        step, env = np.divmod(np.asarray(batch.order[0, : T * 4 // args.num_minibatches]), 4)
+        found.append(ppo.make_gradient(Linear, args)(params, ppo.take(batch, 0, size), first))
+        step, env = np.divmod(np.asarray(batch.order[0, :size]), 4)
         indices.append(step * B + number * 4 + env)
     gradient, losses = tree_sum(found)
 
@@ -242,6 +240,36 @@ def test_the_original_s_environment_seeds_overlap_between_threads():
     assert overlapping_seeds(7, 8, 2, 2) == [7, 8, 8, 9, 8, 9, 9, 10]
     with pytest.raises(ValueError, match="cannot be divided among 1 processes x 3 actor threads"):
         overlapping_seeds(7, 8, 3, 1)
+
+
+def groups_of_two_threads(monkeypatch, env_id, compat):
+    """The environments and the key of each group, thread by thread."""
+    monkeypatch.setattr(training, "EnvGroup", lambda index, envs, size, key, *_: (envs, key))
+    monkeypatch.setattr(
+        training, "ActorThread", lambda thread, make_groups, *_, **__: make_groups()
+    )
+    placement = plan(Hardware(num_actor_threads=2), 4, 0, 1)
+    setup = SimpleNamespace(
+        args=ppo.Args(compat=compat), spec=describe_env(env_id), placement=placement, checkpoint=None,
+        env_seeds=range(4), group_size=1, num_envs=4, num_updates=1, updates_done=0,
+    )  # fmt: skip
+    return training._make_actors(setup, None, GroupExchange(placement), None, None, None)
+
+
+@pytest.mark.parametrize(("compat", "different"), [((), 4), (("seeds",), 2), (("original",), 2)])
+def test_the_original_s_actor_threads_draw_actions_with_the_same_keys(
+    monkeypatch, compat, different
+):
+    threads = groups_of_two_threads(monkeypatch, "CartPole-v1", compat)
+    keys = [[bytes(jax.random.key_data(key)) for _, key in groups] for groups in threads]
+    assert len({key for thread in keys for key in thread}) == different
+    assert (keys[0] == keys[1]) == bool(compat)
+
+
+@pytest.mark.parametrize(("compat", "most"), [((), 30), (("no-ops",), 1), (("original",), 1)])
+def test_the_original_s_games_start_after_at_most_one_no_op(monkeypatch, compat, most):
+    for groups in groups_of_two_threads(monkeypatch, "Breakout-v5", compat):
+        assert [envs.spec.config.noop_max for envs, _ in groups] == [most, most]
 
 
 def test_envpool_s_single_seed_is_that_of_its_first_environment():
