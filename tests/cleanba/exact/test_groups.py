@@ -273,18 +273,31 @@ def test_tree_sum_adds_pairwise_in_the_order_of_the_groups():
     assert tree_sum(values) != np.float32(np.float64(values).sum())  # the order matters here
 
 
-def test_accumulated_gradients_are_averaged_before_a_step(network, params):
-    rollout = make_rollout(network, params, lambda logits, *_: logits)
-    parts = split(rollout, 2)
-    once = impala.Args(num_minibatches=1)
+@pytest.mark.parametrize("module", [impala, ppo], ids=["impala", "ppo"])
+def test_accumulated_gradients_are_averaged_before_a_step(network, params, module):
+    epochs = {"update_epochs": 1} if module is ppo else {}
+    once = module.Args(num_minibatches=1, **epochs)
     args = replace(once, gradient_accumulation_steps=2)
-    actual, _ = learn_from(impala, args, network, params, 2, 2, 2, parts)
-    gradient = jax.jit(impala.make_gradient(network, args))
+    if module is ppo:
+        rollout = make_rollout(network, params, lambda _, lp, v: ppo.Behaviour(lp, v))
+        batch_of = ppo.make_batch(network, args)
+        prepared = [
+            batch_of(params, part, jax.random.key(5), np.int32(1)) for part in split(rollout, 2)
+        ]
+        parts, moments = map(list, zip(*prepared, strict=True))
+        whole = ppo.combine_moments(tuple(moments))
+        of_halves = [(jax.tree.map(lambda x, m=m: x[m], whole),) for m in range(2)]
+        size, data = STEPS * ENVS // 2 // 2, (parts, [whole] * 2)
+    else:
+        parts = split(make_rollout(network, params, lambda logits, *_: logits), 2)
+        of_halves, size, data = [(), ()], ENVS // 2 // 2, (parts,)
+    actual, _ = learn_from(module, args, network, params, size, size, 2, *data)
+    gradient = jax.jit(module.make_gradient(network, args))
     first, second = (
-        tree_sum([gradient(params, impala.take(part, start, 2))[0] for part in parts])
-        for start in (0, 2)
+        tree_sum([gradient(params, module.take(p, m * size, size), *extra)[0] for p in parts])
+        for m, extra in enumerate(of_halves)
     )
     mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
-    optimizer, _ = impala.make_optimizer(once, 10)
+    optimizer, _ = module.make_optimizer(once, 10)
     updates, _ = optimizer.update(mean, optimizer.init(params), params)
     assert_close(actual, optax.apply_updates(params, updates))
