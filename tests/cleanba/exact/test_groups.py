@@ -273,6 +273,7 @@ def test_tree_sum_adds_pairwise_in_the_order_of_the_groups():
     assert tree_sum(values) != np.float32(np.float64(values).sum())  # the order matters here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [impala, ppo], ids=["impala", "ppo"])
 def test_accumulated_gradients_are_averaged_before_a_step(network, params, module):
     epochs = {"update_epochs": 1} if module is ppo else {}
