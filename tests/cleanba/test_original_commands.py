@@ -57,7 +57,7 @@ def test_a_command_of_the_original_is_taken_verbatim(line):
     (script,) = [word for word in words if word.endswith(".py")]
     args = parse(TRAINERS[Path(script).name].Args, words[words.index(script) + 1 :])
     assert args.env_id == "Breakout-v5"
-    assert args.run.exp_name is None or f"--exp-name {args.run.exp_name}" in line
+    assert (f"--exp-name {args.run.exp_name}" in line) == ("--exp-name" in line)
 
 
 def test_what_is_not_taken_is_listed_with_what_to_write_instead():

@@ -189,5 +189,5 @@ def test_a_run_is_named_by_its_options(tmp_path):
     options = RunOptions(runs_dir=str(tmp_path), study="s")
     run = run_id("mine", "gym/Env-v1", 2, options, "cpu")
     assert run.directory == Path(tmp_path) / "s" / "mine__cpu__gym-Env-v1__s2"
-    named = run_id("mine", "gym/Env-v1", 2, RunOptions(setting="gpu"), "cpu")
-    assert named.setting == "gpu"
+    named = run_id("mine", "gym/Env-v1", 2, RunOptions(setting="gpu", exp_name="other"), "cpu")
+    assert (named.system, named.setting) == ("other", "gpu")
