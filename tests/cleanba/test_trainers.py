@@ -269,11 +269,13 @@ def test_help_has_a_sentence_for_every_flag(monkeypatch, capsys, name):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
     assert exit_code(TRAINERS[name].Args, TRAINERS[name].main, ["--help"]) == 0
-    text = capsys.readouterr().out
-    flags = re.findall(r"^│\s+(--[a-z-]+)(.*?)\s*│$((?:\n│\s{6,}.*│$)*)", text, re.MULTILINE)
-    assert len(flags) > 40
-    for flag in ("--actor-device-ids", "--local-num-envs", "--concurrency", "--distributed"):
-        assert flag in text
+    text = re.sub("[│╭╮╰╯─]", "", capsys.readouterr().out)
+    entries = re.split(r"^ (?=-)", text, flags=re.MULTILINE)[1:]
+    sentences = dict(re.split(r"\s{2,}", entry, maxsplit=1) for entry in entries)
+    assert len(sentences) > 40
+    for flag, sentence in sentences.items():
+        own = sentence.partition("(default:")[0].strip()
+        assert own.endswith(".") or flag == "-h, --help", flag
 
 
 # As printed in the README of Cleanba, but for CUDA_VISIBLE_DEVICES and the job's id.
