@@ -74,14 +74,14 @@ def test_runs_meet_at_ports_of_their_own_that_nobody_uses(monkeypatch):
     monkeypatch.setattr(local_processes, "_job_ids", itertools.count(first))
     with socket.socket() as taken:
         taken.bind(("localhost", port_of(first)))
-        assert local_processes.find_job_id() == first + 1
+        assert local_processes.find_job_id() > first
 
 
 def test_a_failure_is_the_run_s_and_ends_the_others(program):
     command = [sys.executable, *program(7, "stay")]
     processes = local_processes.start(command, 2)
     assert local_processes.wait(processes, grace=0.5) == 7
-    assert all(process.poll() is not None for process in processes)
+    assert processes[0].returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
