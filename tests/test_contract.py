@@ -278,7 +278,7 @@ def test_a_signal_ends_the_record_as_interrupted_and_leaves_no_process(
 ):
     process, tree = endless(system)
     process.send_signal(number)
-    _, error = process.communicate(timeout=10)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 128 + number, error
     record = read_run(folder_in(tmp_path))
     assert record.info.status == "interrupted"

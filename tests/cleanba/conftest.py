@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cleanba.audit.local_processes import find_job_id
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = [
@@ -15,14 +17,6 @@ SMALL = [
     "--num-env-groups", "4", "--num-steps", "16", "--num-minibatches", "2", "--no-progress",
     "--fingerprint-every", "1",
 ]  # fmt: skip
-
-
-# What srun sets for two processes on one host, but for SLURM_PROCID.
-# The port of a run is made from the job's id, and tests may run side by side.
-SLURM = {
-    "SLURM_JOB_ID": str(26_000 + os.getpid() % 1000), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
-    "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
-}  # fmt: skip
 
 
 class Trainer:
@@ -66,6 +60,15 @@ class Trainer:
 @pytest.fixture
 def train(tmp_path):
     return Trainer(tmp_path)
+
+
+@pytest.fixture
+def slurm():
+    """What srun sets for two processes on one host, but for SLURM_PROCID."""
+    return {
+        "SLURM_JOB_ID": str(find_job_id()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
+    }  # fmt: skip
 
 
 def lines(folder, kind):

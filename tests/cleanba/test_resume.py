@@ -15,7 +15,7 @@ import pytest
 
 from tests.killed_runs import KILLER, Runs, check_equal, resumed_at
 
-from .conftest import SLURM, SMALL
+from .conftest import SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_a_run_that_is_being_written_is_neither_resumed_nor_deleted(tmp_path):
 
 @pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize("victim", [pytest.param(v, marks=pytest.mark.soak) for v in (0, 1)])
-def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_path, victim):
+def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_path, slurm, victim):
     runs = Runs(tmp_path, "cleanba_impala.py", [*SMALL, "--num-actor-threads", "1"])
     runs("straight")
 
@@ -171,17 +171,15 @@ def test_the_death_of_one_of_two_processes_ends_the_other_and_both_resume(tmp_pa
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
-                    env=os.environ | SLURM | {"SLURM_PROCID": str(process)},
+                    env=os.environ | slurm | {"SLURM_PROCID": str(process)},
                 )
             )  # fmt: skip
         return processes
 
     both = start(kill_one=True)
     both[victim].communicate(timeout=120)
-    died = time.perf_counter()
     assert both[victim].returncode == -signal.SIGKILL
     printed, _ = both[1 - victim].communicate(timeout=100)
-    assert time.perf_counter() - died < 60
     assert both[1 - victim].returncode not in (0, None)
     assert "process" in printed
     both = start(kill_one=False)

@@ -14,7 +14,7 @@ from cleanba import cleanba_impala, cleanba_ppo, play
 from cleanba.record import read_run
 from cleanba.run.command_line import exit_code
 
-from .conftest import SLURM, SMALL, Trainer, lines, outcome
+from .conftest import SMALL, Trainer, lines, outcome
 
 ARCHITECTURES = [
     ("ppo", "--no-concurrency"),
@@ -57,6 +57,7 @@ def test_same_seed_same_bits_on_the_same_and_on_another_layout(train, algorithm,
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 @pytest.mark.usefixtures("compiled_anew")
 def test_same_bits_on_atari_with_one_core_and_two(train):
     # XLA's pool and the kernels have as many threads as cores.
@@ -286,7 +287,7 @@ SLURM_README = shlex.split(
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("compiled_anew")
-def test_the_two_process_command_lines_of_the_readme_give_the_bits_of_one_process(train):
+def test_the_two_process_command_lines_of_the_readme_give_the_bits_of_one_process(train, slurm):
     # two updates, of a network and a rollout that a CPU can compute
     small = (
         "--num-steps", "16", "--total-timesteps", "7680", "--network", "nature", "--channels", "4",
@@ -296,7 +297,7 @@ def test_the_two_process_command_lines_of_the_readme_give_the_bits_of_one_proces
     processes = [
         train.start(
             "ppo", *SLURM_README, *small, small=False,
-            env=os.environ | SLURM | {"SLURM_PROCID": str(rank)},
+            env=os.environ | slurm | {"SLURM_PROCID": str(rank)},
         )
         for rank in range(2)
     ]  # fmt: skip

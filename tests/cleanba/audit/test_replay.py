@@ -261,13 +261,14 @@ def test_what_needs_no_environments_is_checked_without_them(records, tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_run_is_verified_as_far_as_its_actions_go(train):
     process = train.start("impala", "--total-timesteps", 10_000_000)
+    deadline, found = time.monotonic() + 120, []
     try:
-        while not (found := list(train.runs_dir.glob("*/*/episodes.jsonl"))):
-            time.sleep(0.01)
-        folder = found[0].parent
-        while len(found[0].read_bytes()) < 5000:
+        while not found or len(found[0].read_bytes()) < 5000:
             assert process.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.01)
+            found = list(train.runs_dir.glob("*/*/episodes.jsonl"))
+        folder = found[0].parent
         assert replay(folder).returncode == 0  # while it is being written
     finally:
         process.kill()
