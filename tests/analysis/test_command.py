@@ -73,10 +73,11 @@ def test_aggregate_at_a_step_a_time_and_the_best(study, capsys):
         iqm(),
         iqm("--at-step", 300),
         iqm("--at-time", 2),
-        iqm("--best", "--episodes", 10),
+        iqm("--episodes", 10),
+        iqm("--episodes", 10, "--best"),
         iqm("--normalization", "record"),
     ]
-    assert len(set(values)) == 5
+    assert len(set(values)) == 6
 
 
 @pytest.mark.parametrize("command", ["aggregate", "curves", "lag", "reproducibility", "quality"])

@@ -132,7 +132,7 @@ def test_the_final_metric_does_not_depend_on_when_an_episode_was_written_down(wr
 
 
 def test_final_scores_by_rule(write_run):
-    tables = read_records([write_run(returns=np.arange(200.0))])
+    tables = read_records([write_run(returns=np.append(np.arange(150.0), np.zeros(50)))])
     by = {
         rule: scores.final_scores(tables, rule)["score"].item()
         for rule in (
@@ -143,7 +143,7 @@ def test_final_scores_by_rule(write_run):
             scores.Rule(best=True),
         )
     }
-    assert list(by.values()) == [149.5, 49.5, 49.5, 194.5, 149.5]
+    assert list(by.values()) == [62.25, 49.5, 49.5, 0, 99.5]
 
 
 @pytest.mark.parametrize(
