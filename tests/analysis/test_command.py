@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import analysis
 from analysis import output, references
 from analysis.__main__ import main
 
@@ -78,6 +79,55 @@ def test_aggregate_at_a_step_a_time_and_the_best(study, capsys):
         iqm("--normalization", "record"),
     ]
     assert len(set(values)) == 6
+
+
+def test_level_method_and_points_change_intervals_and_curves(study, capsys):
+    def table(command, *options):
+        out = run(capsys, command, study, "--format", "json", *options)[1]
+        rows = json.loads(out)["aggregate" if command == "aggregate" else "curves"]
+        frame = pd.DataFrame([row["iqm"] for row in rows] if command == "aggregate" else rows)
+        return frame["value"].tolist(), (frame["high"] - frame["low"]).to_numpy()
+
+    for command in ("aggregate", "curves"):
+        values, widths = table(command)
+        narrow = table(command, "--level", 0.5)
+        assert narrow[0] == values
+        assert (narrow[1] < widths).all()
+    values, widths = table("aggregate")
+    bca = table("aggregate", "--method", "bca")
+    assert bca[0] == values
+    assert (bca[1] != widths).any()
+    assert len(table("curves", "--points", 7)[0]) == 4 * 2 * 7
+
+
+@pytest.mark.parametrize("between", ["settings", "systems"])
+@pytest.mark.parametrize(
+    ("option", "value", "table", "changes"),
+    [
+        ("axis", "time", "by_environment", "first"),
+        ("margin", 0.3, "by_environment", "margin"),
+        ("alpha", 1e-4, "reproducibility", "verdict"),
+    ],
+)
+def test_an_option_of_verdicts_does_the_same_in_the_command_and_in_a_notebook(
+    write_run, tmp_path, capsys, between, option, value, table, changes
+):
+    rng = np.random.default_rng(0)
+    for system, level in (("cleanba_ppo", 10.0), ("cleanba_impala", 20.0)):
+        for setting, more in (("a", 0.0), ("b", 5.0)):
+            for seed in range(8):
+                returns = rng.normal(level + more, 1, 120)
+                write_run(system, setting, seed=seed, returns=returns, fingerprint=setting)
+    words = ("reproducibility", tmp_path, "--format", "json", "--between", between)
+    plain, printed = (
+        [row[changes] for row in json.loads(run(capsys, *words, *more)[1])[table]]
+        for more in ((), (f"--{option}", value))
+    )
+    assert plain != printed
+    found = analysis.compare(analysis.load(tmp_path), between, **{option: value})
+    assert all(column in found for column in (f"{between[:-1]}_a", f"{between[:-1]}_b"))
+    rows = analysis.by_environment(found) if table == "by_environment" else found
+    assert rows[changes].tolist() == printed
 
 
 @pytest.mark.parametrize("command", ["aggregate", "curves", "lag", "reproducibility", "quality"])

@@ -9,6 +9,7 @@ import pytest
 from analysis_logs import write_tensorboard
 
 from analysis import importers, lag, quality, summary
+from analysis.__main__ import main
 from analysis.importers import (
     cleanrl,
     moolib,
@@ -640,6 +641,43 @@ def test_the_games_that_a_published_table_lacks_are_one_line(tmp_path):
     problems = quality.check(importers.read([tmp_path]))
     missing = ", ".join(sorted(ATARI)[:4])
     assert problems["problem"].tolist() == [f"53 of the 57 Atari games: without {missing}"]
+
+
+def write_of(source, root, write_run):
+    """Write a log for one source, and return the system that it is of."""
+    if source == "records":
+        write_run("cleanba_ppo", folder=root / "record")
+        return "cleanba_ppo"
+    if source == "tensorboard":
+        write_tensorboard(root / "events", system="cleanba_impala")
+        return "cleanba_impala"
+    if source == "scores":
+        (root / "scores.csv").write_text(",A\nPong-v5,1 ± 1\n")
+        return "A"
+    if source == "rliable":
+        np.savez(root / "arrays.npz", DQN=np.ones((2, 3)))
+        return "DQN"
+    if source == "monobeast":
+        write_monobeast(root / "mono", meta={"args": {"env": "Pong-v5"}})
+    elif source == "moolib":
+        write_moolib(root)
+    else:
+        write_openrlbenchmark(root)
+        return "ppo"
+    return source
+
+
+@pytest.mark.parametrize("source", importers.SOURCES[1:])
+def test_of_two_kinds_of_logs_the_source_chooses_one(write_run, tmp_path, capsys, source):
+    system = write_of(source, tmp_path, write_run)
+    write_of("tensorboard" if source == "moolib" else "moolib", tmp_path, write_run)
+    capsys.readouterr()  # what openrlbenchmark printed
+    printed = []
+    for words in ([], ["--source", source]):
+        assert main(["aggregate", str(tmp_path), "--format", "json", *words]) == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    assert [entry["system"] for entry in printed[1]["aggregate"]] == [system]
+    assert printed[0]["aggregate"] != printed[1]["aggregate"]
 
 
 def test_quality_reads_what_can_be_read_of_any_source(tmp_path):
