@@ -23,11 +23,17 @@ def test_summary_of_cleanba_is_a_lag_of_one(write_run):
     assert row["lag_mean"] == pytest.approx(0.9)
 
 
-def test_shares_of_versions_sum_to_one(write_run):
-    tables = read_records([write_run()])
-    shares = lag.version_shares(tables.rollouts)
-    assert shares.groupby("learner_version")["share"].sum().to_numpy() == pytest.approx(1)
-    assert shares["steps"].sum() == tables.rollouts["steps"].sum()
+def test_the_recorded_versions_of_the_steps_make_the_shares():
+    rollouts = {
+        "learner_version": [5.0, 5.0],
+        "versions": [[(1, 5), (3, 2), (4, 3)], [(3, 6), (4, 4)]],
+        "version_first": [1.0, 3.0],
+        "version_last": [4.0, 4.0],
+        "steps": [10.0, 10.0],
+    }
+    shares = lag.all_version_shares(tables(rollouts=[(KEY, rollouts)]))
+    found = shares[["learner_version", "version", "steps", "share"]].to_numpy().tolist()
+    assert found == [[5, 1, 5, 0.25], [5, 3, 8, 0.4], [5, 4, 7, 0.35]]
 
 
 def test_a_summary_has_the_mean_the_quantiles_and_the_largest():
@@ -77,13 +83,17 @@ def test_lag_over_time_is_in_the_order_of_time_and_not_of_the_file():
     assert over_time["changes"].tolist() == [4.5] * 4
 
 
-def test_over_time_and_by_actor_keep_every_rollout(write_run):
-    tables = read_records([write_run(updates=10)])
-    over_time = lag.lag_over_time(tables, bins=4)
-    assert over_time["rollouts"].sum() == 10
-    assert len(over_time) == 4
-    assert lag.lag_by_actor(tables)["rollouts"].sum() == 10
-    assert lag.lag_distribution(tables)["share"].sum() == pytest.approx(1)
+def test_lag_by_actor_and_its_distribution_are_exact():
+    columns = {
+        "actor": [1.0, 0.0, 1.0, 1.0],
+        "lag": [1.0, 4.0, 2.0, 6.0],
+        "changes": [0, 2, 3, 0.0],
+    }
+    both = tables(rollouts=[(KEY, columns)])
+    by_actor = lag.lag_by_actor(both)[["actor", "rollouts", "changes", "lag"]]
+    assert by_actor.to_numpy().tolist() == [[0, 1, 2, 4], [1, 3, 1, 3]]
+    changes = lag.lag_distribution(both, "changes")[["value", "rollouts", "share"]]
+    assert changes.to_numpy().tolist() == [[0, 2, 0.5], [2, 1, 0.25], [3, 1, 0.25]]
 
 
 def test_fingerprints_identical_and_first_difference(write_run, tmp_path):
