@@ -109,6 +109,22 @@ def test_a_line_of_a_resumed_moolib_log_is_named_by_its_number(tmp_path):
         moolib.read([tmp_path])
 
 
+def test_a_torn_line_of_moolib_is_left_out_wherever_it_is_torn(tmp_path):
+    file = write_moolib(tmp_path, rows=4)
+    text = file.read_text()
+    *whole, last = text.splitlines(keepends=True)
+    for end in range(1, len(last)):  # the last version without its end would be a number too
+        file.write_text("".join(whole) + last[:end])
+        tables = importers.read([tmp_path])
+        assert tables.updates["step"].tolist() == [256, 100, 200], last[:end]
+        assert tables.curves["return"].tolist() == [1.0, 2.0]
+        assert "logs.tsv: torn last line left out" in tables.quality["problem"].tolist()
+    file.write_text(text)
+    tables = importers.read([tmp_path])
+    assert tables.curves["return"].tolist() == [1.0, 2.0, 3.0]
+    assert "torn" not in " ".join(tables.quality["problem"])
+
+
 def test_moolib_folder_without_logs_is_missing_not_forgotten(tmp_path):
     write_moolib(tmp_path)
     (tmp_path / "Skiing-0-name").mkdir()
