@@ -546,13 +546,6 @@ def test_run_times_are_those_of_runs_that_completed(write_run, tmp_path):
     assert summary.run_times(none) == []
 
 
-def test_good_data_has_no_problem(write_run, tmp_path):
-    for seed in (1, 2):
-        for setting in ("a", "b"):
-            write_run(seed=seed, setting=setting)
-    assert quality.check(importers.read([tmp_path])).empty
-
-
 def test_all_published_data_at_once(published):
     tables = importers.read([published])
     assert set(tables.runs["system"]) >= {"moolib", "monobeast", "cleanba_ppo", "cleanba_impala"}
