@@ -18,11 +18,11 @@ from cleanba.run.command_line import BadInput, run_command_line
 from experiments import verdict_rates
 
 
-def measure_coverage(simulations: int, repetitions: int) -> None:
+def measure_coverage(simulations: int, repetitions: int, true_runs: int) -> None:
     """Print how often 95% intervals contain the true value, by number of seeds.
 
-    Scores on 20 games are log-normal about a level of each game. The true value is the aggregate of 200,000
-    runs per game.
+    Scores on 20 games are log-normal about a level of each game. The true value is the aggregate of
+    `true_runs` runs per game.
     """
     games = 20
     rng = np.random.default_rng(0)
@@ -31,7 +31,7 @@ def measure_coverage(simulations: int, repetitions: int) -> None:
     def draw(runs: int) -> list[np.ndarray]:
         return list((levels * rng.lognormal(0, 0.5, (runs, games))).T)
 
-    many = draw(200_000)
+    many = draw(true_runs)
     truth = {name: float(f(many)) for name, f in aggregates.AGGREGATES.items()}
     print(f"{games} games, {simulations} simulations, {repetitions} repetitions, nominal 95%")
     print("seeds method     " + " ".join(f"{name:>14}" for name in truth))
@@ -118,6 +118,8 @@ class Coverage:
     """Simulated studies."""
     repetitions: Count = 1000
     """Repetitions of the bootstrap."""
+    true_runs: Count = 200_000
+    """Runs of each game that give the true value."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def main(args: Coverage | Verdicts | Random) -> None:
     """Run one simulation, and print its table."""
     match args:
         case Coverage():
-            measure_coverage(args.simulations, args.repetitions)
+            measure_coverage(args.simulations, args.repetitions, args.true_runs)
         case Verdicts():
             measure_verdicts(args.simulations)
         case Random():
