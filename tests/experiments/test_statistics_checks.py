@@ -79,10 +79,10 @@ def test_the_tables_of_verdicts_have_the_rows_of_the_docs_and_the_rates_of_their
 
 
 def test_random_play_scores_what_the_references_say():
-    lines = run("random", "--episodes", "100")
+    lines = run("random", "--episodes", "200")
     names, numbers = zip(*(line.split(": ") for line in lines), strict=True)
     assert list(names) == list(references.SOLVED)
     for name, text in zip(names, numbers, strict=True):
-        mean, error = map(float, re.fullmatch(r"(.+) \+- (.+) \(100 episodes\)", text).groups())
+        mean, error = map(float, re.fullmatch(r"(.+) \+- (.+) \(200 episodes\)", text).groups())
         random, solved = references.SOLVED[name]
         assert abs(mean - random) <= 4 * error + 0.01 * (solved - random), name
