@@ -241,7 +241,7 @@ def test_many_equal_settings_are_rarely_different():
                 for seed in range(8)
             }
         )
-        # the smallest p is 28 / 1,000, so that a false one is possible
+        # the smallest p that a table can have is 28 / 1,000, so a false one is possible
         entries = reproducibility.verdicts(data, points=5, permutations=1000)
         assert len(entries) == 28
         wrong += any(entry["verdict"] == "different" for entry in entries)

@@ -289,18 +289,26 @@ def test_the_same_data_give_the_same_files(draw, name, tmp_path):
     assert b"<script" not in first.svg.read_bytes()
 
 
-def test_a_system_has_the_same_colour_on_every_figure(drawn, look):
-    names = {look.name(system): system for system in look.systems}
-    for name in ("steps", "efficiency"):
-        handles = drawn(name).legends[0]
-        lines = dict(
-            zip((t.get_text() for t in handles.get_texts()), handles.get_lines(), strict=True)
-        )
-        assert set(names) < set(lines)
-        for label, system in names.items():
-            assert lines[label].get_color() == look.colour(system, look.settings[0])
-    bars = {patch.get_facecolor()[:3] for panel in drawn("speed").axes for patch in panel.patches}
-    assert bars == {mpl.colors.to_rgb(look.colour(system)) for system in look.systems}
+@pytest.mark.parametrize("name", [name for name in OF_RUNS if name != "spent"])
+def test_a_system_has_the_same_colour_on_every_figure(drawn, look, name):
+    """All but that of the time spent, whose colours are those of activities."""
+    figure = drawn(name)
+    colours = {look.name(system): mpl.colors.to_rgb(look.colour(system)) for system in look.systems}
+    if figure.legends:
+        (legend,) = figure.legends
+        found = {
+            text.get_text(): mpl.colors.to_rgb(line.get_color())
+            for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
+            if text.get_text() in colours
+        }
+        assert found
+        assert found == {label: colours[label] for label in found}
+    else:
+        found = colours
+    parts = {line.get_color() for panel in figure.axes for line in panel.lines}
+    parts |= {bar.get_facecolor()[:3] for panel in figure.axes for bar in panel.patches}
+    greys = {style.INK, style.GREY, style.LINE}
+    assert {mpl.colors.to_rgb(c) for c in parts - greys} == set(found.values())
 
 
 def test_curves_of_two_settings_that_agree_are_both_visible(drawn, look):
