@@ -4,6 +4,7 @@ import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import submitit  # noqa: F401  Its import closes absl's log handler, and so the stderr that pytest captures, if absl came first.
@@ -43,3 +44,13 @@ def auditor():
 def compiled_anew(monkeypatch):
     """Without the cache: for tests of whether two runs give the same bits, to which compiling belongs."""
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+
+
+@pytest.fixture(scope="session")
+def published():
+    """The published data, which the repository does not carry."""
+    default = Path(__file__).resolve().parents[1] / "../shared/published"
+    path = Path(os.environ.get("PUBLISHED_DATA", default)).resolve()
+    if not path.is_dir():
+        pytest.skip(f"no published data at {path}: set PUBLISHED_DATA")
+    return path

@@ -1,7 +1,6 @@
 """Runs with known content, written by the one writer that trainers use."""
 
 import hashlib
-import os
 import sys
 from pathlib import Path
 
@@ -13,16 +12,6 @@ from cleanba.record import Episode, Rollout, RunInfo, RunWriter, Update
 from cleanba.record.consistency import own_name
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # synthetic_runs
-
-
-@pytest.fixture(scope="session")
-def published():
-    """The published data, which the repository does not carry."""
-    default = Path(__file__).resolve().parents[2] / "../shared/published"
-    path = Path(os.environ.get("PUBLISHED_DATA", default)).resolve()
-    if not path.is_dir():
-        pytest.skip(f"no published data at {path}: set PUBLISHED_DATA")
-    return path
 
 
 @pytest.fixture

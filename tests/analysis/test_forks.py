@@ -51,12 +51,13 @@ def test_records_are_the_same_however_many_cores_read_them(write_run, tmp_path):
     assert len(two.quality) >= 2  # the NaN, and the run that failed
 
 
-def test_damage_is_named_however_many_cores_read_it(write_run, tmp_path):
+@pytest.mark.parametrize("cores", [1, 2])
+def test_damage_is_named_however_many_cores_read_it(write_run, tmp_path, cores):
     write_run(seed=1)
     run = write_run(seed=2)
     (run / "updates.jsonl").write_text("{}}\n")
     with pytest.raises(InputError, match=r"updates\.jsonl, line 1"):
-        read_records([tmp_path], cores=2)
+        read_records([tmp_path], cores)
 
 
 def test_forks_end_when_their_parent_is_killed():

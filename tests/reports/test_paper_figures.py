@@ -15,8 +15,6 @@ from experiments.study import find_study, load_study, study_names
 from plots import speed_curves, style
 from reports import paper
 
-PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "published"
-
 SCORES = ""","Moolib IMPALA, 8 A100, 80 CPU","Cleanba IMPALA, 8 A100, 46 CPU"
 Breakout-v5,300.0 ± 20.0,480.0 ± 10.0
 Pong-v5,20.0 ± 1.0,18.0 ± 2.0
@@ -269,10 +267,9 @@ def test_published_deviations_are_drawn_to_both_sides_of_their_mean(tmp_path):
     assert sorted(lines) == [(280.0, 320.0), (470.0, 490.0)]  # 300 ± 20, 480 ± 10
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published data are not beside the project")
 @pytest.mark.parametrize("name", [n for n, figure in paper.FIGURES.items() if figure.published])
-def test_figures_are_drawn_from_the_published_data(name, tmp_path, capsys):
-    words = [name, "--source", "published", "--published", str(PUBLISHED), "--out", str(tmp_path)]
+def test_figures_are_drawn_from_the_published_data(name, published, tmp_path, capsys):
+    words = [name, "--source", "published", "--published", str(published), "--out", str(tmp_path)]
     code, files, _ = draw(capsys, *words)
     assert code == 0
     assert files
