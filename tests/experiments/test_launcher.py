@@ -46,6 +46,20 @@ def test_the_same_file_runs_on_a_cluster(study, capsys):
     assert {history(study.folder, name).end.exit_code for name in NAMES} == {0}
 
 
+@pytest.mark.parametrize("where", [(), ("--cluster", "local")])
+def test_no_more_runs_than_asked_for_are_active_at_once(study, monkeypatch, where):
+    active, start = [], launch.start
+
+    def watched(*args):
+        for tick in start(*args):
+            active.append(len(tick.active))
+            yield tick
+
+    monkeypatch.setattr(launch, "start", watched)
+    assert study("--jobs", "1", *where) == 0
+    assert max(active) == 1
+
+
 def test_a_run_that_leaves_slurm_s_queue_completed_is_not_run_again(study, monkeypatch, capsys):
     study.after("complete")
     header = study.folder / NAMES[0] / "run.json"

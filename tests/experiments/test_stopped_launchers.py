@@ -59,7 +59,7 @@ def ends(folder):
     return [attempts.read(path).end for path in folder.glob("logs/*.jsonl")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_launcher_ends_its_runs_and_can_be_started_again(tmp_path, study, number):
     launcher = start_launcher(tmp_path, "slow")
     wait_until(lambda: are_asleep(study.folder))
