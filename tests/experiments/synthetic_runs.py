@@ -57,7 +57,7 @@ def write_run(
     if status != "completed":
         updates //= 2
     rng = np.random.default_rng([seed, len(env_id), len(system)])
-    leak = np.random.default_rng(len(setting))
+    leak = np.random.default_rng(list(setting.encode()))
     low, high = (-1.0, 1.0) if env_id.startswith("Catch") else (20.0, 480.0)
     sync = system.endswith("-sync")
     program, fixed = own_name(system) or (UNSET, {})

@@ -1,7 +1,8 @@
 """Findings: each sentence has the numbers of the records."""
 
 import json
-import re
+import shutil
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -9,9 +10,10 @@ import pandas as pd
 import pytest
 from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 
-from analysis import reproducibility, study_tables
+from analysis import study_tables
 from analysis.importers.records import read_records
 from experiments.study import Finding, find_study, load_study, study_names
+from plots import style
 from reports import build, cells, findings
 from reports.caveats import caveats
 from reports.page import Cell
@@ -24,6 +26,13 @@ def said(place, *kinds):
     """Return the sentences of some kinds of findings about the runs of a folder."""
     study = read_study("small", place / "runs/small", place)
     return [sentence for kind in kinds for sentence in findings.KINDS[kind](study)]
+
+
+def of_entries(kind, entries):
+    """Return the sentences of a kind of findings about verdicts of two systems on two settings."""
+    look = style.look_of(["cleanba_ppo", "moolib"], ["x", "y"])
+    study = SimpleNamespace(look=look, setting_verdicts=entries, system_verdicts=entries)
+    return list(findings.KINDS[kind](study))
 
 
 def test_every_kind_of_finding_has_its_function():
@@ -92,6 +101,43 @@ def test_other_episodes_of_the_same_parameters_are_named(place):
     assert [(row[2], row[5], row[7]) for row in each] == [
         (2, comparison.YES, None), (1, comparison.NO, "episodes"),
     ]  # fmt: skip
+
+
+def test_a_pair_without_a_last_fingerprint_is_not_the_same_bits(place):
+    study_folder(place / "runs/small", ("moolib",), ("a", "b"), ("Catch-v0",), steps=10_240)
+    file = place / "runs/small/moolib__a__Catch-v0__s1/updates.jsonl"
+    *lines, last = file.read_text().splitlines()
+    row = json.loads(last)
+    del row["fingerprint"]
+    rewrite(file, "\n".join([*lines, json.dumps(row)]) + "\n")
+    assert said(place, "bits") == [
+        "moolib IMPALA: the same bits in 2 of 3 pairs of runs; "
+        "1 could not be compared to their end."
+    ]
+
+
+def test_bits_of_runs_in_several_processes_name_the_most(place):
+    study = run_study(place / "runs", "layouts")
+    folder = place / "runs/layouts"
+    shutil.copy(find_study("layouts"), folder / "study.toml")
+    most = max(run.setting.processes for run in study.runs)
+    (sentence,) = findings.KINDS["bits"](read_study("layouts", folder, place))
+    assert f" in up to {most} processes (" in sentence
+
+
+@pytest.mark.parametrize(
+    ("sps", "times"),
+    [
+        ({"a": 5_000, "b": 500}, "2.52 (a) to 11.74 (b) seconds"),
+        ({"a": 10, "b": 50}, "1.73 (b) to 8.56 (a) minutes"),
+        ({"a": 500, "b": 500}, "11.74 seconds"),
+    ],
+)
+def test_run_times_are_the_shortest_and_the_longest(place, sps, times):
+    for setting, speed in sps.items():  # seconds: 1.5 + 5,120 steps / speed
+        folder = place / f"runs/small/moolib__{setting}__Catch-v0__s1"
+        write_run(folder, "moolib", setting, "Catch-v0", steps=5_120, sps=speed)
+    assert said(place, "run_times") == [f"A run takes {times}."]
 
 
 def test_run_times_are_of_the_environments_that_all_settings_have(place):
@@ -175,28 +221,51 @@ def test_speeds_are_relative_to_the_synchronous_system_of_the_same_code(place):
     ]
 
 
-def test_verdicts_are_those_of_the_analysis(place):
-    systems = ("cleanba_ppo", "cleanba_impala")
-    study_folder(place / "runs/small", systems, ("x", "y"), leaky=systems, steps=10_240)
-    tables = read_records([place / "runs/small"])
-    by_system = {one["system"]: one["verdict"] for one in reproducibility.verdicts(tables)}
-    words = {"undecided": "undecided whether the learning curves differ"}
-    for sentence in said(place, "differences"):
-        name, verdict = re.fullmatch(r"(.*), x and y: (.*?)( on .*)?\.", sentence).groups()[:2]
-        system = {"Cleanba PPO": "cleanba_ppo", "Cleanba IMPALA": "cleanba_impala"}[name]
-        found = by_system.pop(system)
-        assert verdict == words.get(found, f"{found} learning curves")
-    assert not by_system
-    found = said(place, "verdicts")
-    assert len(found) == len(reproducibility.system_verdicts(tables)) == 2
+def test_a_leaking_setting_is_different_and_an_identical_one_is_not_mentioned(place):
+    systems = ("cleanba_ppo", "moolib")
+    study_folder(place / "runs/small", systems, ("x", "y"), leaky=("moolib",), steps=10_240)
+    assert said(place, "differences") == ["moolib IMPALA, x and y: different learning curves."]
+    assert len(said(place, "verdicts")) == 2  # one per setting
 
 
-def test_many_comparisons_are_counted(place):
-    study_folder(
-        place / "runs/small", ("moolib",), ("a", "b", "c"), leaky=("moolib",), steps=10_240
-    )
-    (sentence,) = said(place, "differences")
-    assert sentence.startswith("3 comparisons of settings: ")
+@pytest.mark.parametrize(
+    ("verdict", "words", "p"),
+    [
+        ("equivalent", "equivalent learning curves", " (p = 0.012)"),
+        ("different", "different learning curves on Catch-v0", " (p = 0.03)"),
+        ("undecided", "undecided whether the learning curves differ", ""),
+    ],
+)
+def test_each_verdict_has_its_words(verdict, words, p):
+    entry = {
+        "verdict": verdict,
+        "drivers": ["Catch-v0"],
+        "p_equivalent": 0.0123,
+        "p_different": 0.03,
+    }
+    entry |= {"system": "moolib", "setting_a": "x", "setting_b": "y"}
+    entry |= {"system_a": "cleanba_ppo", "system_b": "moolib", "setting": "x"}
+    assert of_entries("differences", [entry]) == [f"moolib IMPALA, x and y: {words}."]
+    assert of_entries("verdicts", [entry]) == [f"Cleanba PPO and moolib IMPALA, x: {words}{p}."]
+
+
+def test_many_comparisons_are_counted():
+    sides = [("x", "y", "different"), ("x", "z", "equivalent"), ("y", "z", "undecided")]
+    entries = [
+        {
+            "system": "moolib",
+            "setting_a": a,
+            "setting_b": b,
+            "verdict": word,
+            "drivers": ["Pong-v5"],
+        }
+        for a, b, word in sides
+    ]
+    counts = "1 different, 1 equivalent, 1 undecided"
+    assert of_entries("differences", entries) == [
+        f"moolib IMPALA, 3 comparisons of settings: {counts} (x and y on Pong-v5)."
+    ]
+    assert of_entries("verdicts", entries) == [f"3 comparisons of learning curves: {counts}."]
 
 
 def test_lags_are_named_by_what_distinguishes_them(place):
@@ -240,13 +309,44 @@ def test_measured_changes_are_named_with_what_was_predicted(place):
     ]
 
 
+def test_final_scores_are_the_mean_returns_of_the_last_episodes(place):
+    means = {}
+    for env_id in ("CartPole-v1", "Catch-v0"):
+        for system in ("cleanba_ppo", "moolib"):
+            folder = place / f"runs/small/{system}__x__{env_id}__s1"
+            write_run(folder, system, "x", env_id)
+            lines = (folder / "episodes.jsonl").read_text().splitlines()
+            means[env_id, system] = np.mean([json.loads(line)["return"] for line in lines[-100:]])
+    names = {"cleanba_ppo": "Cleanba PPO", "moolib": "moolib IMPALA"}
+    parts = []
+    for env_id, digits in (("CartPole-v1", 1), ("Catch-v0", 2)):
+        ends = sorted((means[env_id, system], name) for system, name in names.items())
+        low, high = (f"{mean:.{digits}f} ({name})" for mean, name in ends)
+        parts.append(f"{env_id} {low} to {high}")
+    assert said(place, "scores") == [f"Final score: {'; '.join(parts)}."]
+
+
+def test_final_scores_of_five_runs_have_an_interval(place):
+    study_folder(place / "runs/small", ("moolib",), ("x",), ("Catch-v0",), range(1, 6))
+    (row,) = read_study("small", place / "runs/small", place).scores.itertuples()
+    assert row.low < row.value < row.high
+    interval = f"[{row.low:.2f}, {row.high:.2f}]"
+    assert said(place, "scores") == [f"Final score: Catch-v0 {row.value:.2f} {interval}."]
+
+
 def test_scores_over_many_environments_are_one_number(place):
     environments = ("CartPole-v1", "Catch-v0", "Pong-v5", "Breakout-v5")
-    study_folder(place / "runs/small", ("moolib",), ("x",), environments, steps=5_120)
-    (sentence,) = said(place, "scores")
-    assert re.match(
-        r"IQM .* over 4 environments: \S+ \[\S+, \S+\]; 3 runs per environment: ", sentence
+    systems = {"cleanba_ppo": "Cleanba PPO", "moolib": "moolib IMPALA"}
+    study_folder(place / "runs/small", systems, ("x",), environments, steps=5_120)
+    frame = read_study("small", place / "runs/small", place).aggregates
+    iqm = frame[frame["metric"] == "iqm"].sort_values("value")
+    low, high = (
+        f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}] ({systems[row.system]})"
+        for row in iqm.itertuples()
     )
+    (sentence,) = said(place, "scores")
+    assert sentence.startswith("IQM ")
+    assert f" over 4 environments: {low} to {high}; 3 runs per environment: " in sentence
 
 
 def test_a_study_whose_findings_have_no_data_says_what_it_has(place):
