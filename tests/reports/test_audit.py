@@ -285,10 +285,39 @@ def test_an_interrupted_audit_continues_where_it_stopped(synthetic, tmp_path, mo
     for other in (["--seed", "8"], ["--segments", "1"], ["--module", "baselines.ppo_microrts"]):
         assert audit.main([*command, "--resume", *other]) == 2
         assert "segments 5, seed 7" in capsys.readouterr().err
+    other = forge(synthetic, tmp_path / "other.zip", lambda data: None, "cleanba 0.2.0 0123abc")
+    assert audit.main([str(other), *command[1:], "--resume"]) == 2
+    assert f"archive {sha256(synthetic)[:12]}" in capsys.readouterr().err
     assert audit.read_audit(tmp_path / "small/audit.json") == found
     (tmp_path / "small/audit.json").write_text("{}")
     assert audit.main([*command, "--resume"]) == 2
     assert "not an audit" in capsys.readouterr().err
+
+
+def test_the_seed_that_draws_the_segments_is_secret_by_default(synthetic, tmp_path, monkeypatch):
+    secret, seeds = {32: 1_234_567_890}, set()
+
+    def check_run(path, args, seed, compiled):
+        seeds.add(seed)
+        return Outcome(verdict="consistent only")
+
+    monkeypatch.setattr(audit.secrets, "randbits", secret.pop)  # drawn once
+    monkeypatch.setattr(audit, "check_run", check_run)
+    monkeypatch.setattr(audit, "compare_page", lambda *_: "")
+    assert audit.main([str(synthetic), "--out", str(tmp_path), "--no-progress"]) == 0
+    assert seeds == {1_234_567_890}
+    assert audit.read_audit(tmp_path / "small/audit.json").seed == 1_234_567_890
+
+
+def test_a_check_that_ends_abnormally_fails_the_audit(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setattr(audit.sys, "executable", "/bin/false")
+    command = [str(synthetic), "--out", str(tmp_path), "--no-progress"]
+    assert audit.main([*command, "--runs-matching", "moolib.*s1$"]) == 1
+    found = audit.read_audit(tmp_path / "small/audit.json")
+    assert found.tables == ""
+    assert [(run.verdict, run.reason) for run in found.runs.values()] == [
+        ("failed", "exit code 1: ")
+    ] * 2
 
 
 def test_a_failure_while_runs_are_checked_is_not_bad_input(synthetic, tmp_path, monkeypatch):
