@@ -77,9 +77,10 @@ def until(true, seconds=120):
 
 
 def drawn(page):
-    """Wait until all figures are shown."""
+    """Wait until all figures are shown, and the interactive chart of a page that has one."""
     shown = "[...document.querySelectorAll('figure img')].every(i => i.complete && i.naturalWidth)"
-    until(lambda: page.evaluate(shown))
+    chart = "!document.getElementById('explorer-spec') || document.querySelector('#curves path')"
+    until(lambda: page.evaluate(f"{shown} && Boolean({chart})"))
 
 
 def contrast(page, selector):
@@ -99,6 +100,7 @@ def contrast(page, selector):
 
 def test_a_page_opens_offline_and_asks_for_nothing(report):
     page = report()
+    drawn(page)
     assert page.wrong == []
     sizes = page.locator("figure img").evaluate_all("all => all.map(i => i.naturalWidth)")
     assert len(sizes) >= 5
@@ -163,6 +165,7 @@ def test_the_page_is_readable_by_day_and_by_night(report, scheme):
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_nothing_makes_the_page_scroll_sideways(report, width):
     page = report(viewport={"width": width, "height": 800})
+    drawn(page)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
 
