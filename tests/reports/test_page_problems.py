@@ -111,21 +111,6 @@ def test_a_damaged_record_costs_one_run_not_the_page(place):
         assert "5 of 5 runs are completed" in text
 
 
-@pytest.mark.parametrize("kind", ["episodes", "updates", "rollouts"])
-def test_a_record_without_one_of_its_lines_or_with_another_byte_is_named(place, kind):
-    study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
-    cut, changed = (
-        place / f"runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s{seed}/{kind}.jsonl"
-        for seed in (1, 2)
-    )
-    cut.write_text("".join(cut.read_text().splitlines(keepends=True)[:-1]))
-    changed.write_text(changed.read_text().replace("1", "2", 1))
-    assert build.main(["small"]) == 0
-    for text in texts(place, "small"):
-        assert text.count(f"damaged and excluded: {kind}.jsonl") == 2
-        assert "4 of 4 runs are completed" in text
-
-
 def test_runs_that_differ_in_more_than_the_setting_are_named(place):
     study_folder(place / "runs/small", SYSTEMS[:1], env_ids=("Catch-v0",), steps=5_120)
     header = place / "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s2/run.json"
