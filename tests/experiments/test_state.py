@@ -137,12 +137,13 @@ def test_progress_is_the_last_whole_line_of_a_long_record(tmp_path, study):
         assert state.steps_done(run, tmp_path) == 0
 
 
-def test_on_a_terminal_a_table_shows_the_state_of_the_study(study):
+def test_on_a_terminal_a_table_shows_the_state_of_the_study(study, monkeypatch):
     states = (State.COMPLETED, State.RUNNING, State.FAILED, State.TO_DO)
     found = {run.name: Status(one) for run, one in zip(study.runs, states, strict=True)}
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with display.open_display(console) as shown:
         assert shown.is_due()
+        monkeypatch.setattr(display, "TABLE_SECONDS", 3_600.0)
         shown.update(display.Snapshot(study, found, {study.runs[1].name: 0.25}, 90.0, 30.0))
         assert not shown.is_due()
     lines = Text.from_ansi(console.file.getvalue()).plain.splitlines()

@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -74,21 +73,18 @@ def test_after_20_runs_no_process_is_left_and_no_shared_memory(tmp_path):
     assert sorted(statuses) == ["completed"] * 10 + ["failed"] * 10
 
 
-def test_80_actors_start_within_a_minute_and_fit_into_memory(tmp_path):
+def test_80_actors_start_and_fit_into_memory(tmp_path):
     line = shlex.split(APPENDIX_G[0])
     line[line.index("--unroll_length") + 1] = "2"  # the first update soon after the start
     words = [sys.executable, str(SCRIPT), *line, "--network", "nature", "--savedir", str(tmp_path)]
-    begin = time.monotonic()
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         wait_for_update(tmp_path, process)
-        seconds = time.monotonic() - begin
         children = psutil.Process(process.pid).children()
         assert len(children) == 80
         memory = sum(p.memory_full_info().pss for p in (psutil.Process(process.pid), *children))
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-    assert seconds < 60
     assert memory < 12 * 2**30
     assert record_in(tmp_path).info.status == "interrupted"
