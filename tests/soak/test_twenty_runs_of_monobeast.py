@@ -15,7 +15,7 @@ from tests.baselines.test_monobeast import APPENDIX_G, ROOT, SCRIPT, record_in, 
 pytestmark = pytest.mark.soak
 
 TWENTY_RUNS = """
-import os, pathlib, sys
+import gc, os, pathlib, sys
 from baselines import monobeast_study as study
 from baselines.worker_processes import ProcessDied
 from cleanba.run.command_line import parse
@@ -24,6 +24,10 @@ import psutil
 runs_dir, total = sys.argv[1], 4000
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
+def shared_mappings():
+    gc.collect()
+    lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    return sum(line.split()[1].endswith("s") for line in lines)
 def fail(*args):
     raise ValueError("planted")
 take_batch, killed = study.take_batch, set()
@@ -51,9 +55,10 @@ for n in range(20):
     assert outcome == kind, (outcome, kind)
     assert psutil.Process().children() == []
     if n == 3:
-        first = descriptors()
+        first, shared = descriptors(), shared_mappings()
     if n == 19:
         assert descriptors() <= first + 2, (first, descriptors())
+        assert shared_mappings() <= shared, (shared, shared_mappings())
 print("twenty")
 """
 
