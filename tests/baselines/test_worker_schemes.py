@@ -225,6 +225,20 @@ def test_each_of_sac_s_losses_moves_its_own_parameters_alone(control):
             assert moved == (owners[id(parameter)] == name)
 
 
+def test_sac_s_policy_and_temperature_losses_are_those_of_the_paper(control):
+    """A policy loss with the smaller of two critics; the entropy sought is minus two components."""
+    batch = transitions(control)
+    with torch.no_grad():
+        actions, logprob = control.sample(batch.obs, batch.noise[0])
+        inputs = torch.cat([batch.obs, actions], -1)
+        lower = torch.minimum(*(critic(inputs)[:, 0] for critic in control.critics))
+    losses = sac_loss(control, batch, 0.0)
+    policy_loss = (0.3 * logprob - lower).mean().item()
+    alpha_loss = (-0.3 * (logprob - 2)).mean().item()
+    np.testing.assert_allclose(losses["policy_loss"].item(), policy_loss, rtol=1e-5)
+    np.testing.assert_allclose(losses["alpha_loss"].item(), alpha_loss, rtol=1e-5)
+
+
 def test_sac_s_targets_have_a_value_after_a_cut_and_none_after_an_end(control):
     batch = transitions(control)
     with torch.no_grad():
