@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import optax
 import psutil
 import pytest
 import torch
@@ -17,6 +18,8 @@ import torch
 from baselines import monobeast_study
 from baselines.one_environment import Environment
 from baselines.shared_memory import IndexQueue, shared_tensor
+from baselines.torch_losses import impala_loss
+from baselines.torch_networks import make_network
 from baselines.worker_processes import Clock
 from cleanba.environments import describe_env
 from cleanba.record import read_run
@@ -411,6 +414,39 @@ def test_steps_and_rewards_of_a_batch_are_where_they_belong():
     assert origin.actors.tolist() == [3, 1]
     buffers.obs[3] = 0  # the batch is a copy: its buffers are free
     assert batch.obs[:, 0, 0].tolist() == [30, 31, 32, 33]
+
+
+def test_actors_get_parameters_learned_from_the_clipped_gradient_of_impala_s_loss(monkeypatch):
+    """Observation t leads to action t, and that to reward t + 1."""
+    torch.manual_seed(0)
+    args = monobeast_study.Args(unroll_length=3, batch_size=2, grad_norm_clipping=0.1)
+    network, of_actors = (make_network("mlp", (4,), 2) for _ in range(2))
+    obs, behaviour = torch.randn(4, 2, 4), torch.randn(3, 2, 2)
+    actions, rewards, dones = torch.randint(2, (3, 2)), torch.randn(3, 2), torch.rand(3, 2) < 0.3
+    rows = [
+        torch.cat([torch.zeros(1, 2, dtype=later.dtype), later])
+        for later in (rewards, dones, actions)
+    ]
+    logits, values = network(obs.flatten(0, 1))
+    loss = impala_loss(
+        logits.view(4, 2, 2)[:-1], values.view(4, 2), behaviour, actions, rewards, dones, torch.ones(3, 2),
+        discounting=0.99, baseline_cost=0.5, entropy_cost=0.0006,
+    ).loss  # fmt: skip
+    reference = optax.chain(
+        optax.clip_by_global_norm(0.1),
+        optax.rmsprop(args.learning_rate, decay=0.99, eps=0.01, eps_in_sqrt=False),
+    )
+    params = [p.detach().numpy().copy() for p in network.parameters()]
+    gradients = [g.numpy() for g in torch.autograd.grad(loss, list(network.parameters()))]
+    updates, _ = reference.update(gradients, reference.init(params))
+
+    policy = monobeast_study.Policy(of_actors, torch.ones(1), torch.ones(1))
+    shared = monobeast_study.Shared(policy, None, None, None)
+    monkeypatch.setattr(monobeast_study.Learner, "_record", lambda *_: None)
+    learner = monobeast_study.Learner(args, network, shared, None, Clock())
+    learner._learn(monobeast_study.Batch(obs, *rows, behaviour, None), None, 0.0)
+    for found, old, update in zip(of_actors.parameters(), params, updates, strict=True):
+        np.testing.assert_allclose(found.detach(), old + update, atol=1e-7)
 
 
 class CopiedInto(torch.nn.Module):
