@@ -419,7 +419,9 @@ def test_steps_and_rewards_of_a_batch_are_where_they_belong():
 def test_actors_get_parameters_learned_from_the_clipped_gradient_of_impala_s_loss(monkeypatch):
     """Observation t leads to action t, and that to reward t + 1."""
     torch.manual_seed(0)
-    args = monobeast_study.Args(unroll_length=3, batch_size=2, grad_norm_clipping=0.1)
+    args = monobeast_study.Args(
+        unroll_length=3, batch_size=2, learning_rate=0.1, grad_norm_clipping=0.1
+    )
     network, of_actors = (make_network("mlp", (4,), 2) for _ in range(2))
     obs, behaviour = torch.randn(4, 2, 4), torch.randn(3, 2, 2)
     actions, rewards, dones = torch.randint(2, (3, 2)), torch.randn(3, 2), torch.rand(3, 2) < 0.3
@@ -434,7 +436,7 @@ def test_actors_get_parameters_learned_from_the_clipped_gradient_of_impala_s_los
     ).loss  # fmt: skip
     reference = optax.chain(
         optax.clip_by_global_norm(0.1),
-        optax.rmsprop(args.learning_rate, decay=0.99, eps=0.01, eps_in_sqrt=False),
+        optax.rmsprop(0.1, decay=0.99, eps=0.01, eps_in_sqrt=False),
     )
     params = [p.detach().numpy().copy() for p in network.parameters()]
     gradients = [g.numpy() for g in torch.autograd.grad(loss, list(network.parameters()))]
@@ -446,7 +448,7 @@ def test_actors_get_parameters_learned_from_the_clipped_gradient_of_impala_s_los
     learner = monobeast_study.Learner(args, network, shared, None, Clock())
     learner._learn(monobeast_study.Batch(obs, *rows, behaviour, None), None, 0.0)
     for found, old, update in zip(of_actors.parameters(), params, updates, strict=True):
-        np.testing.assert_allclose(found.detach(), old + update, atol=1e-7)
+        np.testing.assert_allclose(found.detach(), old + update, atol=1e-6)
 
 
 class CopiedInto(torch.nn.Module):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+import optax
 import psutil
 import pytest
 import torch
@@ -498,6 +499,29 @@ def test_peers_share_the_cores_of_their_machine(
     hardware = options.Hardware(num_peers=peers, torch_threads=asked)
     experiment._share_cores(options.Args(hardware=hardware))
     assert chosen == ([] if expected is None else [expected])
+
+
+def test_steps_are_those_of_optax_s_adam_with_clipped_gradients_and_a_rate_that_falls_to_zero():
+    args = options.Args(
+        total_steps=3 * 20 * 8, virtual_batch_size=8, learning_rate=0.1, grad_norm_clipping=1.0
+    )
+    state = experiment.LearnerState(args, describe_env("CartPole-v1"), "mlp", CPU)
+    reference = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adam(lambda count: 0.1 * jnp.maximum(1 - count / 3, 0), eps=args.adam_epsilon),
+    )
+    params = [p.detach().numpy().copy() for p in state.model.parameters()]
+    moments = reference.init(params)
+    rng = np.random.default_rng(1)
+    for scale in (1.0, 0.001, 1.0, 1.0):  # clipped or not; the last one is past the end
+        gradients = [scale * rng.normal(size=p.shape).astype(np.float32) for p in params]
+        for parameter, gradient in zip(state.model.parameters(), gradients, strict=True):
+            parameter.grad = torch.from_numpy(gradient.copy())
+        state.step(8)
+        updates, moments = reference.update(gradients, moments, params)
+        params = optax.apply_updates(params, updates)
+        for parameter, expected in zip(state.model.parameters(), params, strict=True):
+            np.testing.assert_allclose(parameter.detach(), expected, atol=1e-5)
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_its_leader(tmp_path):
