@@ -22,7 +22,7 @@ import rlax
 import torch
 from torch import distributions
 
-from baselines.torch_losses import clipped_surrogate
+from baselines.torch_losses import clipped_surrogate, impala_loss
 from baselines.torch_networks import make_network
 from baselines.worker_schemes import actors, options
 from baselines.worker_schemes.__main__ import (
@@ -99,10 +99,11 @@ def batches_of(some):
     return found
 
 
-def test_epochs_take_every_real_step_once_and_advantages_are_rlax_s():
+@pytest.mark.parametrize("clip_rewards", [False, True])
+def test_epochs_take_every_real_step_once_and_advantages_and_returns_are_rlax_s(clip_rewards):
     rng = np.random.default_rng(0)
     rollouts = [make_rollout(rng), make_rollout(rng, length=4)]  # the second was ended early
-    some = storage()
+    some = storage(clip_rewards=clip_rewards)
     assert some.next() is None
     some.put(rollouts)
     batches = batches_of(some)
@@ -110,13 +111,17 @@ def test_epochs_take_every_real_step_once_and_advantages_are_rlax_s():
     expected = []
     for rollout in rollouts:
         gae = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)
+        rewards = rollout.rewards.clip(-1, 1) if clip_rewards else rollout.rewards
         advantages = gae(
-            jnp.asarray(rollout.rewards), jnp.float32(0.9 * ~rollout.dones), 0.8,
+            jnp.asarray(rewards),
+            jnp.float32(0.9 * ~rollout.dones),
+            0.8,
             jnp.asarray(rollout.values),
-        )  # fmt: skip
-        expected += np.asarray(advantages)[~rollout.resets].tolist()
+        )
+        pairs = np.stack([advantages, advantages + rollout.values[:-1]], axis=-1)
+        expected += pairs[~rollout.resets].tolist()
     for epoch in (batches[:3], batches[3:]):
-        found = torch.cat([batch.advantages for batch in epoch]).tolist()
+        found = [pair for b in epoch for pair in zip(b.advantages, b.returns, strict=True)]
         assert len(found) == sum((~r.resets).sum() for r in rollouts)
         np.testing.assert_allclose(sorted(found), sorted(expected), atol=1e-5)
     assert batches[0].actions.tolist() != batches[3].actions.tolist()
@@ -153,7 +158,7 @@ def test_the_clipped_surrogate_has_a_gradient_only_where_it_is_not_clipped():
     assert ratio.grad.tolist() == [1.0, 0.0, 1.0, 0.0, -1.0]
 
 
-def test_vtrace_loss_of_several_rollouts_is_the_mean_over_their_steps():
+def test_vtrace_loss_is_impala_s_and_of_several_rollouts_the_mean_over_their_steps():
     rng = np.random.default_rng(2)
     torch.manual_seed(0)
     network = make_network("mlp", (5,), A)
@@ -161,6 +166,15 @@ def test_vtrace_loss_of_several_rollouts_is_the_mean_over_their_steps():
     loss = partial(vtrace_loss, gamma=0.9, ent_coef=0.03, vf_coef=0.7, clip_rewards=True)
     counts = [(~r.resets).sum() for r in rollouts]
     parts = [loss(network, [r], 0.0)["loss"].item() for r in rollouts]
+    first = rollouts[0]
+    logits, values = network(torch.from_numpy(first.obs).flatten(0, 1))
+    real = torch.from_numpy(~first.resets).float()
+    expected = impala_loss(
+        logits.view(T + 1, B, A)[:-1], values.view(T + 1, B), torch.from_numpy(first.logits),
+        torch.from_numpy(first.actions), torch.from_numpy(first.rewards.clip(-1, 1)),
+        torch.from_numpy(first.dones), real, discounting=0.9, baseline_cost=0.7, entropy_cost=0.03,
+    ).loss  # fmt: skip
+    np.testing.assert_allclose(parts[0], (expected / counts[0]).item(), rtol=1e-5)
     whole = loss(network, rollouts, 0.0)["loss"].item()
     np.testing.assert_allclose(whole, np.average(parts, weights=counts), rtol=1e-5)
     some = VTraceStorage(0)
