@@ -402,7 +402,7 @@ def test_no_update_takes_less_time_than_its_steps(tmp_path):
     for update in updates[1:]:
         assert update.update_seconds > 0.5 * update.rollout_time > 0.2
         spent = update.rollout_queue_get_time + update.training_time
-        assert spent == pytest.approx(update.update_seconds, rel=0.2)
+        assert spent <= update.update_seconds + 1e-3
 
 
 @pytest.mark.parametrize(
