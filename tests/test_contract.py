@@ -32,6 +32,7 @@ class System:
     """How a system is run for a few updates on CartPole."""
 
     module: str
+    name: str  # of its records: system and setting
     options: Mapping[str, Any]
     length: str = "total_timesteps"  # name of its number of agent steps
     steps: int = 1024  # a whole number of its updates
@@ -59,19 +60,28 @@ CLEANBA = {"num_envs": 8, "num_env_groups": 4, "num_steps": 16, "num_minibatches
 # Clipping would keep the gradient, and so the parameters, finite.
 JAX_OVERFLOW = {"learning_rate": 1e38, "max_grad_norm": 1e30}
 SYSTEMS = {
-    "cleanba_ppo": System("cleanba.cleanba_ppo", CLEANBA, overflow=JAX_OVERFLOW),
-    "cleanba_impala": System("cleanba.cleanba_impala", CLEANBA, overflow=JAX_OVERFLOW),
+    "cleanba_ppo": System(
+        "cleanba.cleanba_ppo", "cleanba_ppo-sync__a0-l0-d1-t2", CLEANBA, overflow=JAX_OVERFLOW
+    ),
+    "cleanba_impala": System(
+        "cleanba.cleanba_impala", "cleanba_impala__a0-l0-d1-t2", CLEANBA, overflow=JAX_OVERFLOW
+    ),
     "cleanrl_ppo": System(
-        "baselines.cleanrl_ppo", {"num_envs": 8, "num_steps": 16}, overflow=JAX_OVERFLOW
+        "baselines.cleanrl_ppo",
+        "cleanrl_ppo__one-device",
+        {"num_envs": 8, "num_steps": 16},
+        overflow=JAX_OVERFLOW,
     ),
     "monobeast": System(
         "baselines.monobeast_study",
+        "monobeast__actors4",
         {"num_actors": 4, "batch_size": 4, "unroll_length": 10},
         length="total_steps",
         prints="completed: .*|actor_index .*",  # the lines of the paper's appendix G
     ),
     "moolib": System(
         "baselines.moolib_atari",
+        "moolib__peers2-envs32",
         {
             "actor_batch_size": 8, "batch_size": 8, "virtual_batch_size": 8, "torch_threads": 1,
             "num_peers": 2,
@@ -79,9 +89,12 @@ SYSTEMS = {
         length="total_steps",
         steps=4_000,
     ),
-    "hts_rl": System("baselines.hts_rl", {"num_envs": 6, "num_actors": 2}, steps=1200),
+    "hts_rl": System(
+        "baselines.hts_rl", "hts_rl_a2c__actors2", {"num_envs": 6, "num_actors": 2}, steps=1200
+    ),
     "worker_schemes": System(
         "baselines.worker_schemes",
+        "schemes_ppo-appo__g1-c1",
         {
             "num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2,
             "scheme": "appo", "gradient_workers": 1, "collection_workers": 1,
@@ -146,8 +159,8 @@ def test_a_record_decodes_and_is_described(finished, system):
     assert record.check_files() == []
     assert record.problems == []
     assert record.info.schema_version == 2
-    assert record.info.system.startswith(system.split("_")[0].replace("worker", "schemes"))
-    assert record.path.name == f"{record.info.system}__{record.info.setting}__CartPole-v1__s1"
+    assert f"{record.info.system}__{record.info.setting}" == SYSTEMS[system].name
+    assert record.path.name == f"{SYSTEMS[system].name}__CartPole-v1__s1"
     assert set(record.info.hardware) <= DOCUMENTED
 
 

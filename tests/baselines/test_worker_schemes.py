@@ -983,7 +983,6 @@ def test_a_run_without_an_address_joins_no_cluster(on_ray, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"env_id": "CartPoel-v1"}, "did you mean CartPole-v"),
         ({"agent": "sac"}, "--agent sac: CartPole-v1 needs to have continuous actions"),
         ({"env_id": "HalfCheetah-v4"}, "needs discrete actions"),
         ({"network": "nature"}, "--network nature: observations are (4,); choose mlp"),
@@ -1021,7 +1020,6 @@ def test_a_run_without_an_address_joins_no_cluster(on_ray, tmp_path, monkeypatch
         ),
         ({"value_range": (1.0, 1.0)}, "--value-range 1 1: the first must be smaller"),
         ({"collection_workers": -1}, "--collection-workers -1: must be 0 or more"),
-        ({"setting": "a/b"}, "--setting 'a/b': becomes part of a folder's name"),
         (
             {"preemption_threshold": 0.0},
             "--preemption-threshold 0.0: must be more than 0 and at most 1",
