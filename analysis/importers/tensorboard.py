@@ -173,8 +173,7 @@ def _records(file: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
         if position + 12 > len(data):
             problems.append(f"{file.name}: torn last record left out")
             return
-        (length,) = struct.unpack_from("<Q", data, position)
-        (checksum,) = struct.unpack_from("<I", data, position + 8)
+        length, checksum = struct.unpack_from("<QI", data, position)
         if masked_crc32c(data[position : position + 8]) != checksum:
             raise InputError(f"{file}, record {number}: not a TensorBoard record (checksum)")
         end = position + 12 + length
