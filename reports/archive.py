@@ -7,7 +7,7 @@ Writes `dist/<study>.zip`, a BagIt folder (RFC 8493):
     <study>/data/ro-crate-metadata.json               what is in it (https://w3id.org/ro/crate)
     <study>/data/runs/<study>/study.toml, <run>/...   study and records, with checkpoints as asked
 
-The same revision of this toolkit makes the same bytes of the same records. Logs, TensorBoard files and models
+At the same revision of this toolkit, the same records give the same bytes. Logs, TensorBoard files and models
 are left out: the records are enough to make all tables and figures, and to repeat the training. Videos are
 published, because the page links to them.
 """

@@ -786,7 +786,7 @@ def test_only_a_complaint_about_the_group_that_there_is_brings_another(monkeypat
 
 
 def gather_without_connecting(group, monkeypatch):
-    """Call `gather`; gloo, which would wait for a missing member, is not to be asked."""
+    """Call `gather`, which must not connect: gloo would wait for the missing member."""
     with monkeypatch.context() as patched:
         patched.setattr(group, "_connect", lambda _: pytest.fail("it connects"))
         return group.gather()

@@ -120,7 +120,7 @@ class Address(str):
 
 
 class Hub:
-    """Notes what is uploaded, as `huggingface_hub.HfApi` is asked to."""
+    """A fake `huggingface_hub.HfApi` that records uploads."""
 
     def __init__(self):
         self.repositories, self.files, self.texts = [], [], {}
@@ -171,7 +171,7 @@ def test_a_model_is_uploaded_with_its_header_its_videos_and_a_card_of_its_return
 
 
 @pytest.mark.parametrize("obstacle", ["huggingface_hub is not installed", "no Hugging Face token"])
-def test_what_keeps_a_model_from_its_upload_is_said_before_training(
+def test_an_obstacle_to_an_upload_is_printed_before_training(
     tmp_path, capsys, monkeypatch, hub, obstacle
 ):
     if "installed" in obstacle:
