@@ -7,7 +7,7 @@ import pytest
 
 from analysis import fingerprints, lag
 from analysis.importers.records import read_records
-from analysis.tables import RunKey, tables
+from analysis.tables import KEYS, RunKey, tables
 from tests.sealing import rewrite
 
 KEY = RunKey("r", "s", "h", "Breakout-v5", 1)
@@ -32,7 +32,9 @@ def test_the_recorded_versions_of_the_steps_make_the_shares():
         "steps": [10.0, 10.0],
     }
     shares = lag.all_version_shares(tables(rollouts=[(KEY, rollouts)]))
-    found = shares[["learner_version", "version", "steps", "share"]].to_numpy().tolist()
+    columns = ["learner_version", "version", "steps", "share"]
+    assert shares.columns.tolist() == [*KEYS, *columns]
+    found = shares[columns].to_numpy().tolist()
     assert found == [[5, 1, 5, 0.25], [5, 3, 8, 0.4], [5, 4, 7, 0.35]]
 
 

@@ -19,6 +19,11 @@ def test_each_name_of_the_toolkit_belongs_to_its_program(name):
     assert fixed.items() <= SYSTEMS[name].fixed.items()
 
 
+def test_the_original_s_arithmetic_is_a_system_of_its_own_name():
+    """Its program takes the name from the architecture unless another is given."""
+    assert SYSTEMS["cleanba_impala-original"].fixed["exp_name"] == "cleanba_impala-original"
+
+
 def said_of(run):
     return contradictions(run, run.updates(), run.rollouts(), run.episodes())
 
