@@ -11,6 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanba import cleanba_impala, cleanba_ppo, play
+from cleanba.preparation import cut_into_groups
 from cleanba.record import read_run
 from cleanba.run.command_line import exit_code
 
@@ -88,6 +89,21 @@ def recorded(tmp_path_factory):
     """The folder of a run on two actor threads, which knew secrets."""
     train = Trainer(tmp_path_factory.mktemp("recorded"))
     return train("ppo", "--num-actor-threads", 2, env=SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("module", "units_per_env", "accumulation", "size"),
+    [
+        (cleanba_ppo, 16, 1, 16 * 4 // 2),
+        (cleanba_ppo, 16, 4, 16 * 4 // 2 // 4),
+        (cleanba_impala, 1, 2, 4 // 2 // 2),
+    ],
+)
+def test_a_minibatch_has_an_equal_part_of_each_group(module, units_per_env, accumulation, size):
+    args = module.Args(
+        num_env_groups=2, num_minibatches=2, gradient_accumulation_steps=accumulation
+    )
+    assert cut_into_groups(args, 8, units_per_env) == (2, size)
 
 
 @pytest.mark.slow
