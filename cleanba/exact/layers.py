@@ -143,7 +143,11 @@ def conv(
     return _portable_conv(x.astype(jnp.float32), kernel, bias, padding)
 
 
-_portable_max_pool = jax.custom_vjp(kernels.max_pool)
+@jax.custom_vjp
+def _portable_max_pool(x: jax.Array) -> jax.Array:
+    return kernels.max_pool(x)  # looked up at each call: a test replaces the kernels
+
+
 _portable_max_pool.defvjp(
     lambda x: (kernels.max_pool(x), x),
     lambda x, gradient: (kernels.max_pool_gradient(x, gradient),),

@@ -82,7 +82,10 @@ def outcomes_with_and_without_kernels(train, algorithm, *args):
     command = train.command(algorithm, *args, "--setting", "without")[1:]
     program = [sys.executable, reference_kernels.__file__, *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run(program, check=True, capture_output=True, env=environment, cwd=train.runs_dir)
+    done = subprocess.run(
+        program, capture_output=True, text=True, env=environment, cwd=train.runs_dir
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     (without,) = train.runs_dir.glob("default/*__without__*")
     return outcome(with_kernels), outcome(without)
 
