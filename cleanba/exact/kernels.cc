@@ -325,7 +325,8 @@ ffi::Error convolve(ffi::ThreadPool pool, Input x, Input kernel, Output y, Size 
 }
 
 // Gradient of `convolve` for the kernel: x [B, H, W, C] and the result's gradient [B, H', W', F] to [k, k, C, F].
-// Pieces are rows of an image; the sums of the images are added in their order. kImages are computed at a time.
+// Pieces are rows of an image; the sums of the images are added in their order. With several threads, the sums of
+// at most kImages images are computed before they are added.
 ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradient, Output result, Size before,
                                     Size after) {
   const auto x_shape = x.dimensions(), shape = gradient.dimensions(), result_shape = result->dimensions();
@@ -335,24 +336,28 @@ ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradien
   const Size elements = size * size * image.channels * features, step = std::max<Size>(1, kPiece / width);
   const float *images = x.typed_data(), *gradients = gradient.typed_data();
   float* total = result->typed_data();
-  const std::unique_ptr<float[]> buffer(new float[std::min(batch, kImages) * elements]);
-  float* const sums = buffer.get();
-  for (Size first = 0; first < batch; first += kImages) {
-    const Size count = std::min(kImages, batch - first);
-    in_parallel(pool, count, [=](Size n) {
-      const Size i = first + n;
-      const float* pixels = images + i * image.height * image.width * image.channels;
-      pixels = padded_rows(pixels, image, before, after, 0, image.height + before + after);
-      for (Size h = 0; h < height; h += step) {
-        const Right right{gradients + (i * height + h) * width * features, features, 1};
-        const Shape piece{size * image.channels, features, std::min(step, height - h), width};
-        for (Size k = 0; k < size; ++k) {
-          float* sum = sums + n * elements + k * size * image.channels * features;
-          multiply({pixels + (h + k) * row, 1, image.channels, row}, right, {sum, features, 1}, piece, h > 0);
-        }
-      }
-    });
-    if (first == 0) std::copy_n(sums, elements, total);
+  // Computes the sum of image `i`, or adds it to `sum`; adding needs an image of one piece.
+  const auto sum_image = [=](Size i, float* sum, bool add) {
+    const float* pixels = images + i * image.height * image.width * image.channels;
+    pixels = padded_rows(pixels, image, before, after, 0, image.height + before + after);
+    for (Size h = 0; h < height; h += step) {
+      const Right right{gradients + (i * height + h) * width * features, features, 1};
+      const Shape piece{size * image.channels, features, std::min(step, height - h), width};
+      for (Size k = 0; k < size; ++k)
+        multiply({pixels + (h + k) * row, 1, image.channels, row}, right,
+                 {sum + k * size * image.channels * features, features, 1}, piece, add || h > 0);
+    }
+  };
+  if (pool.num_threads() == 1 && height <= step) {
+    for (Size i = 0; i < batch; ++i) sum_image(i, total, i > 0);
+    return ffi::Error::Success();
+  }
+  const Size at_once = pool.num_threads() == 1 ? 1 : std::min(batch, kImages);
+  const std::unique_ptr<float[]> sums(new float[at_once * elements]);
+  for (Size first = 0; first < batch; first += at_once) {
+    const Size count = std::min(at_once, batch - first);
+    in_parallel(pool, count, [&](Size n) { sum_image(first + n, sums.get() + n * elements, false); });
+    if (first == 0) std::copy_n(sums.get(), elements, total);
     for (Size n = first == 0; n < count; ++n)
       for (Size j = 0; j < elements; ++j) total[j] += sums[n * elements + j];
   }

@@ -327,6 +327,16 @@ def test_all_instruction_sets_and_compilers_give_the_same_bits(tmp_path):
     assert len(set(outputs.values())) == 1
 
 
+@pytest.mark.slow
+def test_any_number_of_threads_gives_the_same_bits(tmp_path):
+    outputs = {}
+    for threads in ("1", "2", "5"):
+        done = bits_of(tmp_path / f"{threads}.so", ["c++"], {"NPROC": threads})
+        assert done.returncode == 0, done.stderr
+        outputs[threads] = done.stdout
+    assert len(set(outputs.values())) == 1
+
+
 # ---- with AddressSanitizer and UndefinedBehaviorSanitizer
 
 
@@ -366,7 +376,7 @@ def test_sanitizers_find_nothing_and_the_bits_are_the_same(tmp_path, sanitized):
 @needs_sanitizers
 def test_sanitizers_find_a_buffer_that_is_one_element_short(monkeypatch, tmp_path, sanitized):
     source = kernels.SOURCE.read_text()
-    size = "new float[std::min(batch, kImages) * elements"
+    size = "new float[at_once * elements"
     assert source.count(size) == 1
     (tmp_path / "kernels.cc").write_text(source.replace(size, f"{size} - 1"))
     monkeypatch.setattr(kernels, "SOURCE", tmp_path / "kernels.cc")
