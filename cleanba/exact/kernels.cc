@@ -325,39 +325,54 @@ ffi::Error convolve(ffi::ThreadPool pool, Input x, Input kernel, Output y, Size 
 }
 
 // Gradient of `convolve` for the kernel: x [B, H, W, C] and the result's gradient [B, H', W', F] to [k, k, C, F].
-// Pieces are rows of an image; the sums of the images are added in their order. With several threads, the sums of
-// at most kImages images are computed before they are added.
+// Pieces are rows of an image; the sums of the images are added in their order.
 ffi::Error convolve_kernel_gradient(ffi::ThreadPool pool, Input x, Input gradient, Output result, Size before,
                                     Size after) {
   const auto x_shape = x.dimensions(), shape = gradient.dimensions(), result_shape = result->dimensions();
   const Image image{x_shape[1], x_shape[2], x_shape[3]};
   const Size batch = shape[0], height = shape[1], width = shape[2], features = shape[3], size = result_shape[0];
-  const Size row = (image.width + before + after) * image.channels;
-  const Size elements = size * size * image.channels * features, step = std::max<Size>(1, kPiece / width);
+  const Size row = (image.width + before + after) * image.channels, m = size * image.channels;
+  const Size elements = size * m * features, step = std::max<Size>(1, kPiece / width);
   const float *images = x.typed_data(), *gradients = gradient.typed_data();
   float* total = result->typed_data();
-  // Computes the sum of image `i`, or adds it to `sum`; adding needs an image of one piece.
-  const auto sum_image = [=](Size i, float* sum, bool add) {
-    const float* pixels = images + i * image.height * image.width * image.channels;
-    pixels = padded_rows(pixels, image, before, after, 0, image.height + before + after);
-    for (Size h = 0; h < height; h += step) {
-      const Right right{gradients + (i * height + h) * width * features, features, 1};
-      const Shape piece{size * image.channels, features, std::min(step, height - h), width};
-      for (Size k = 0; k < size; ++k)
-        multiply({pixels + (h + k) * row, 1, image.channels, row}, right,
-                 {sum + k * size * image.channels * features, features, 1}, piece, add || h > 0);
-    }
+  // Computes `count` of the m rows of sum[k] for image `i`, or adds them, if the image is one piece.
+  const auto multiply_image = [=](Size i, const float* pixels, Size k, Size first, Size count, float* sum, bool add) {
+    for (Size h = 0; h < height; h += step)
+      multiply({pixels + (h + k) * row + first, 1, image.channels, row},
+               {gradients + (i * height + h) * width * features, features, 1},
+               {sum + (k * m + first) * features, features, 1},
+               {count, features, std::min(step, height - h), width}, add || h > 0);
   };
-  if (pool.num_threads() == 1 && height <= step) {
-    for (Size i = 0; i < batch; ++i) sum_image(i, total, i > 0);
+  const auto padded = [=](Size i) {
+    const float* pixels = images + i * image.height * image.width * image.channels;
+    return padded_rows(pixels, image, before, after, 0, image.height + before + after);
+  };
+  if (height <= step) {  // in place: each part is some rows of the result
+    const Size blocks = (m + kRows - 1) / kRows, units = size * blocks;
+    const Size parts = number_of_parts(pool, double(batch) * height * width * elements, units);
+    in_parallel(pool, parts, [=](Size part) {
+      for (Size i = 0; i < batch; ++i) {
+        const float* pixels = padded(i);
+        const Size last = units * (part + 1) / parts;
+        for (Size unit = units * part / parts; unit < last;) {
+          const Size k = unit / blocks, first = unit % blocks * kRows;
+          const Size end = std::min(last, (k + 1) * blocks);
+          multiply_image(i, pixels, k, first, std::min((end - k * blocks) * kRows, m) - first, total, i > 0);
+          unit = end;
+        }
+      }
+    });
     return ffi::Error::Success();
   }
-  const Size at_once = pool.num_threads() == 1 ? 1 : std::min(batch, kImages);
-  const std::unique_ptr<float[]> sums(new float[at_once * elements]);
-  for (Size first = 0; first < batch; first += at_once) {
-    const Size count = std::min(at_once, batch - first);
-    in_parallel(pool, count, [&](Size n) { sum_image(first + n, sums.get() + n * elements, false); });
-    if (first == 0) std::copy_n(sums.get(), elements, total);
+  const std::unique_ptr<float[]> buffer(new float[std::min(batch, kImages) * elements]);
+  float* const sums = buffer.get();
+  for (Size first = 0; first < batch; first += kImages) {
+    const Size count = std::min(kImages, batch - first);
+    in_parallel(pool, count, [=](Size n) {
+      const float* pixels = padded(first + n);
+      for (Size k = 0; k < size; ++k) multiply_image(first + n, pixels, k, 0, m, sums + n * elements, false);
+    });
+    if (first == 0) std::copy_n(sums, elements, total);
     for (Size n = first == 0; n < count; ++n)
       for (Size j = 0; j < elements; ++j) total[j] += sums[n * elements + j];
   }

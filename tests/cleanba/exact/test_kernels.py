@@ -56,6 +56,7 @@ CONVOLUTIONS = [
     (2, 10, 10, 12, 2, 8, 0, 0),
     (1, 5, 6, 2, 3, 5, 2, 0),
     (1, 1, 1, 8, 3, 4, 1, 1),
+    (5, 12, 11, 20, 3, 40, 1, 0),  # images of one piece, in several parts
     (2, 3, 600, 1, 2, 3, 0, 0),  # rows longer than a piece
 ]
 
@@ -376,7 +377,7 @@ def test_sanitizers_find_nothing_and_the_bits_are_the_same(tmp_path, sanitized):
 @needs_sanitizers
 def test_sanitizers_find_a_buffer_that_is_one_element_short(monkeypatch, tmp_path, sanitized):
     source = kernels.SOURCE.read_text()
-    size = "new float[at_once * elements"
+    size = "new float[std::min(batch, kImages) * elements"
     assert source.count(size) == 1
     (tmp_path / "kernels.cc").write_text(source.replace(size, f"{size} - 1"))
     monkeypatch.setattr(kernels, "SOURCE", tmp_path / "kernels.cc")
@@ -385,8 +386,9 @@ def test_sanitizers_find_a_buffer_that_is_one_element_short(monkeypatch, tmp_pat
     assert "heap-buffer-overflow" in done.stderr
 
 
-def test_memory_of_many_images_is_bounded_and_their_order_kept():
-    x, gradient = normal(150, 5, 5, 2), normal(150, 3, 3, 4)
+@pytest.mark.parametrize("width", [5, 600])  # one piece, and rows longer than a piece
+def test_memory_of_many_images_is_bounded_and_their_order_kept(width):
+    x, gradient = normal(150, 4, width, 2), normal(150, 2, width - 2, 4)
     whole = kernels.convolve_kernel_gradient(x, gradient, 3, 0, 0)
     images = [kernels.convolve_kernel_gradient(x[[i]], gradient[[i]], 3, 0, 0) for i in range(150)]
     total = images[0]
