@@ -36,6 +36,7 @@ from experiments.study import (
     find_study,
     load_study,
 )
+from experiments.time_left import Work, seconds_left
 
 SHUTDOWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -262,23 +263,31 @@ def run_study(
     display.printer(console)(display.plan_line(study, list(runs.values())))
     statuses |= {name: Status(State.TO_DO) for name in runs}
     begin = time.monotonic()
-    ended_runs: list[pool.Ended] = []
+    work = {}
+    for job in jobs:
+        steps = state.steps_done(runs[job.name], runs_dir)
+        work[job.name] = Work(job.cores, runs[job.name].total_timesteps, start=steps, steps=steps)
     with display.open_display(console) as show, contextlib.closing(ticks):
         for tick in ticks:
             for ended in tick.ended:
                 run = runs[ended.job.name]
                 state.keep_log(run, runs_dir)
                 statuses[run.name] = _status_after(ended, run, runs_dir)
-                ended_runs.append(ended)
-                count, total = len(ended_runs), len(jobs)
-                show.line(display.ended_line(run, statuses[run.name], ended.seconds, count, total))
+                work[run.name].note(state.steps_done(run, runs_dir), ended.seconds, ended=True)
+                count = sum(one.ended for one in work.values())
+                show.line(
+                    display.ended_line(run, statuses[run.name], ended.seconds, count, len(jobs))
+                )
             running = [one.job.name for one in tick.active]
             statuses |= {name: Status(State.RUNNING) for name in running}
             if show.is_due():
-                progress = {name: _part_done(runs[name], runs_dir) for name in running}
-                elapsed = time.monotonic() - begin
-                left = _seconds_left(ended_runs, jobs, cores)
-                show.update(display.Snapshot(study, statuses, progress, elapsed, left))
+                now = time.monotonic()
+                for one in tick.active:
+                    name = one.job.name
+                    work[name].note(state.steps_done(runs[name], runs_dir), now - one.started)
+                progress = {name: work[name].part_done for name in running}
+                left = None if cores is None else seconds_left(list(work.values()), cores)
+                show.update(display.Snapshot(study, statuses, progress, now - begin, left))
             if stopped:
                 break
     for name in [name for name, status in statuses.items() if status.state is State.RUNNING]:
@@ -368,22 +377,6 @@ def _status_after(ended: pool.Ended, run: PlannedRun, runs_dir: Path) -> Status:
         note = f"exit code {code}: {state.last_words(run, runs_dir)}"
         return on_disk._replace(state=State.FAILED, note=note)
     return on_disk
-
-
-def _part_done(run: PlannedRun, runs_dir: Path) -> float:
-    return min(1.0, state.steps_done(run, runs_dir) / run.total_timesteps)
-
-
-def _seconds_left(
-    ended: Sequence[pool.Ended], jobs: Sequence[pool.Job], cores: int | None
-) -> float | None:
-    """Estimate the time left, if the remaining runs take as long per core as those that have ended."""
-    if not ended or cores is None:
-        return None
-    spent = sum(one.seconds * min(one.job.cores, cores) for one in ended)
-    asked = sum(min(one.job.cores, cores) for one in ended)
-    still = sum(min(job.cores, cores) for job in jobs) - asked
-    return spent / asked * still / cores
 
 
 if __name__ == "__main__":
