@@ -273,7 +273,7 @@ def run_study(
                 run = runs[ended.job.name]
                 state.keep_log(run, runs_dir)
                 statuses[run.name] = _status_after(ended, run, runs_dir)
-                work[run.name].note(state.steps_done(run, runs_dir), ended.seconds, ended=True)
+                work[run.name].update(state.steps_done(run, runs_dir), ended.seconds, ended=True)
                 count = sum(one.ended for one in work.values())
                 show.line(
                     display.ended_line(run, statuses[run.name], ended.seconds, count, len(jobs))
@@ -284,7 +284,7 @@ def run_study(
                 now = time.monotonic()
                 for one in tick.active:
                     name = one.job.name
-                    work[name].note(state.steps_done(runs[name], runs_dir), now - one.started)
+                    work[name].update(state.steps_done(runs[name], runs_dir), now - one.started)
                 progress = {name: work[name].part_done for name in running}
                 left = None if cores is None else seconds_left(list(work.values()), cores)
                 show.update(display.Snapshot(study, statuses, progress, now - begin, left))

@@ -15,8 +15,8 @@ class Work:
     seconds: float = 0.0  # that it has run in this launch
     ended: bool = False
 
-    def note(self, steps: int, seconds: float, ended: bool = False) -> None:
-        """Take over its state. A run that starts over, or from a checkpoint, has fewer steps than before."""
+    def update(self, steps: int, seconds: float, ended: bool = False) -> None:
+        """Update its state. A run that starts over, or from a checkpoint, has fewer steps than before."""
         self.start, self.steps = min(self.start, steps), steps
         self.seconds, self.ended = seconds, ended
 

@@ -16,7 +16,7 @@ from experiments.time_left import Work, seconds_left
 
 def job(total, steps, seconds=0.0, cores=1, start=0, ended=False):
     work = Work(cores, total, start, start)
-    work.note(steps, seconds, ended)
+    work.update(steps, seconds, ended)
     return work
 
 
@@ -48,8 +48,8 @@ def test_the_time_left_is_that_of_the_steps_left_at_the_core_seconds_of_those_ma
 
 def test_a_run_that_started_over_counts_from_its_new_steps_on():
     work = Work(1, 100, start=80, steps=80)
-    work.note(0, 1.0)
-    work.note(50, 10.0)
+    work.update(0, 1.0)
+    work.update(50, 10.0)
     assert seconds_left([work], 1) == 10.0
 
 
