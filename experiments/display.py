@@ -145,25 +145,29 @@ def show_plan(
         words = systems.command(run, runs_dir, state.restart_flag(run, statuses[run.name]))
         words[0] = "python" if words[0] == sys.executable else words[0]
         say(shlex.join(pool.in_processes(words, run.setting.processes)))
-    say(f"\n{plan_line(study, runs)}; nothing was started (--dry-run)")
+    say(f"\n{plan_line(study, statuses, runs, runs_dir)}; nothing was started (--dry-run)")
 
 
-def plan_line(study: Study, runs: Sequence[PlannedRun]) -> str:
-    """Return a line with the size of a study, and the size of the part to be run now."""
+def plan_line(
+    study: Study, statuses: Mapping[str, Status], runs: Sequence[PlannedRun], runs_dir: Path
+) -> str:
+    """Return a line with the size of a study, and of the part to be run now; a resumed run counts in part."""
     gpus = len(pool.available_gpus())
     also = f" and {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
+    total = sum(run.total_timesteps for run in study.runs)
+    left = sum(state.steps_left(run, statuses[run.name], runs_dir) for run in runs)
     return (
-        f"{study.name}: {len(study.runs)} runs, {_steps(study.runs):,} steps; "
-        f"to run now: {len(runs)} runs, {_steps(runs):,} steps, "
-        f"on {len(pool.available_cores())} CPU cores{also}; {_expected(study, runs)}"
+        f"{study.name}: {len(study.runs)} runs, {total:,} steps; "
+        f"to run now: {len(runs)} runs, {left:,} steps, "
+        f"on {len(pool.available_cores())} CPU cores{also}; {_expected(study.minutes, left / total)}"
     )
 
 
-def _expected(study: Study, runs: Sequence[PlannedRun]) -> str:
-    """Estimate the duration of runs: their share of the study's steps times the minutes in its file."""
-    if study.minutes is None:
+def _expected(study_minutes: int | None, share: float) -> str:
+    """Estimate the duration of a share of a study's steps from the minutes in its file."""
+    if study_minutes is None:
         return "its file does not give its duration"
-    minutes = study.minutes * _steps(runs) / _steps(study.runs)
+    minutes = study_minutes * share
     days = minutes / MINUTES_OF_A_DAY
     long = f"{days:,.0f} days" if days >= 2 else _clock(60 * minutes)
     return f"about {long} on two cores according to its file"
@@ -234,7 +238,3 @@ def _clock(seconds: float) -> str:
 
 def _seed_status(run: PlannedRun, now: State, part: float | None) -> str:
     return f"s{run.seed} {now}" + (f" {part:.0%}" if part is not None else "")
-
-
-def _steps(runs: Sequence[PlannedRun]) -> int:
-    return sum(run.total_timesteps for run in runs)

@@ -260,7 +260,7 @@ def run_study(
     for run in study.runs:
         if run.name not in runs:  # it may have outlived its launcher
             state.keep_log(run, runs_dir)
-    display.printer(console)(display.plan_line(study, list(runs.values())))
+    display.printer(console)(display.plan_line(study, statuses, list(runs.values()), runs_dir))
     statuses |= {name: Status(State.TO_DO) for name in runs}
     begin = time.monotonic()
     work = {}

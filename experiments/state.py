@@ -198,3 +198,9 @@ def steps_done(run: PlannedRun, runs_dir: Path) -> int:
     except (record.RecordError, OSError):
         return 0
     return update.step if update else 0
+
+
+def steps_left(run: PlannedRun, status: Status, runs_dir: Path) -> int:
+    """Return how many steps a run still needs: all, unless it is resumed."""
+    done = steps_done(run, runs_dir) if status.resumable else 0
+    return max(0, run.total_timesteps - done)

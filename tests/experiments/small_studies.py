@@ -1,11 +1,13 @@
 """A study of four short runs, made by a program that writes records without training."""
 
+import json
 from pathlib import Path
 
 import msgspec
+import synthetic_runs
 
 from cleanba import record
-from experiments import systems
+from experiments import attempts, state, systems
 
 PROGRAM = str(Path(__file__).parent / "synthetic_runs.py")
 PPO = ("cleanba_ppo", "cleanba_ppo-sync")
@@ -35,6 +37,21 @@ def synthetic_system(name):
     """Describe a PPO system whose program is synthetic_runs.py, which cannot resume."""
     flags = msgspec.structs.replace(systems.SYSTEMS[name].flags, resume="", num_checkpoints="")
     return msgspec.structs.replace(systems.SYSTEMS[name], script=PROGRAM, flags=flags)
+
+
+def end_early(run, runs_dir, code=-15, checkpoint_every=2):
+    """Write the files of a run that ended halfway, by a signal (-code) or with an exit code."""
+    folder = state.run_dir(run, runs_dir)
+    command = systems.command(run, runs_dir)
+    synthetic_runs.write_run(folder, status="running", steps=run.total_timesteps, command=command)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"checkpoint_every": checkpoint_every}))
+    log = state.log_file(run, runs_dir)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("# now\nan earlier attempt\nerror: no room\n")
+    events = state.attempts_file(run, runs_dir)
+    attempts.append(events, attempts.started(len("# now\nan earlier attempt\n")))
+    attempts.append(events, attempts.ended(code))
 
 
 def statuses(folder):

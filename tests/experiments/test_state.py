@@ -8,10 +8,10 @@ import pytest
 import synthetic_runs
 from rich.console import Console
 from rich.text import Text
-from small_studies import STUDY
+from small_studies import STUDY, end_early
 
 from cleanba.record import reader
-from experiments import attempts, display, state, systems
+from experiments import attempts, display, state
 from experiments.state import State, Status
 from experiments.study import load_study
 
@@ -80,16 +80,7 @@ def test_an_error_while_the_lock_is_held_is_raised_and_frees_it(tmp_path):
 def test_a_run_that_ended_early_is_resumed(tmp_path, study, code):
     """Also after bad input: its reason may be gone, such as a GPU that was not there."""
     run = study.runs[0]
-    folder, log = state.run_dir(run, tmp_path), state.log_file(run, tmp_path)
-    command = systems.command(run, tmp_path)
-    synthetic_runs.write_run(folder, status="running", steps=5_120, command=command)
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(info | {"checkpoint_every": 2}))
-    log.parent.mkdir()
-    log.write_text("# now\nan earlier attempt\nerror: no room\n")
-    events = state.attempts_file(run, tmp_path)
-    attempts.append(events, attempts.started(len("# now\nan earlier attempt\n")))
-    attempts.append(events, attempts.ended(code))
+    end_early(run, tmp_path, code)
     status = state.inspect(run, tmp_path)
     assert status.state is (State.INTERRUPTED if code < 0 else State.FAILED)
     assert code < 0 or status.note == "error: no room"

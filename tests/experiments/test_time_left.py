@@ -6,7 +6,7 @@ import time
 
 import pytest
 from rich.console import Console
-from small_studies import NAMES, STUDY
+from small_studies import NAMES, STUDY, end_early
 from synthetic_runs import write_run
 
 from experiments import display, launch, pool
@@ -74,3 +74,16 @@ def test_the_time_left_is_shown_before_the_first_run_has_ended(tmp_path, monkeyp
     launch.run_study(console, load_study(path), tmp_path, jobs, ticks(), [], cores=1)
     line = console.file.getvalue().splitlines()[-1]
     assert re.search(rf"about 3:3\d left; running: {NAMES[0]} 50%", line)
+
+
+def test_the_plan_counts_of_a_resumed_run_only_the_steps_that_are_left(tmp_path, capsys):
+    """Two of four runs ended halfway; the second has no checkpoint, so it starts over."""
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY.replace("[settings.one]", "minutes = 8\n[settings.one]", 1))
+    runs = load_study(path).runs
+    end_early(runs[0], tmp_path)
+    end_early(runs[1], tmp_path, checkpoint_every=0)
+    assert launch.main([str(path), "--runs-dir", str(tmp_path), "--dry-run"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "4 runs, 8,192 steps; to run now: 4 runs, 7,168 steps" in line
+    assert "about 7:00 on two cores" in line
