@@ -151,7 +151,7 @@ def show_plan(
 def plan_line(
     study: Study, statuses: Mapping[str, Status], runs: Sequence[PlannedRun], runs_dir: Path
 ) -> str:
-    """Return a line with the size of a study, and of the part to be run now; a resumed run counts in part."""
+    """Return a line with the size of a study, and the number of its runs and steps that are left."""
     gpus = len(pool.available_gpus())
     also = f" and {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
     total = sum(run.total_timesteps for run in study.runs)

@@ -201,6 +201,6 @@ def steps_done(run: PlannedRun, runs_dir: Path) -> int:
 
 
 def steps_left(run: PlannedRun, status: Status, runs_dir: Path) -> int:
-    """Return how many steps a run still needs: all, unless it is resumed."""
+    """Return how many steps a run still has to make: all, unless it is resumed."""
     done = steps_done(run, runs_dir) if status.resumable else 0
     return max(0, run.total_timesteps - done)

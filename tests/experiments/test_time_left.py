@@ -9,7 +9,8 @@ from rich.console import Console
 from small_studies import NAMES, STUDY, end_early
 from synthetic_runs import write_run
 
-from experiments import display, launch, pool
+from experiments import display, launch, pool, state
+from experiments.state import State, Status
 from experiments.study import load_study
 from experiments.time_left import Work, seconds_left
 
@@ -76,14 +77,29 @@ def test_the_time_left_is_shown_before_the_first_run_has_ended(tmp_path, monkeyp
     assert re.search(rf"about 3:3\d left; running: {NAMES[0]} 50%", line)
 
 
-def test_the_plan_counts_of_a_resumed_run_only_the_steps_that_are_left(tmp_path, capsys):
+def test_the_plan_counts_only_the_remaining_steps_of_a_resumed_run(tmp_path, capsys):
     """Two of four runs ended halfway; the second has no checkpoint, so it starts over."""
     path = tmp_path / "small.toml"
     path.write_text(STUDY.replace("[settings.one]", "minutes = 8\n[settings.one]", 1))
-    runs = load_study(path).runs
-    end_early(runs[0], tmp_path)
-    end_early(runs[1], tmp_path, checkpoint_every=0)
+    study = load_study(path)
+    end_early(study.runs[0], tmp_path)
+    end_early(study.runs[1], tmp_path, checkpoint_every=0)
     assert launch.main([str(path), "--runs-dir", str(tmp_path), "--dry-run"]) == 0
+    plan = "small: 4 runs, 8,192 steps; to run now: 4 runs, 7,168 steps, "
     line = capsys.readouterr().out.splitlines()[-1]
-    assert "4 runs, 8,192 steps; to run now: 4 runs, 7,168 steps" in line
+    assert line.startswith(plan)
     assert "about 7:00 on two cores" in line
+
+    console = Console(file=io.StringIO(), width=200)
+    jobs = launch.make_jobs(study, tmp_path, retry=False)
+    launch.run_study(console, study, tmp_path, jobs, (tick for tick in ()), [], cores=1)
+    assert console.file.getvalue().startswith(plan)
+
+
+def test_a_resumed_run_with_more_steps_than_planned_has_none_left(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY)
+    run = load_study(path).runs[0]
+    end_early(run, tmp_path)  # at step 1,024
+    shorter = run._replace(total_timesteps=1_000)
+    assert state.steps_left(shorter, Status(State.INTERRUPTED, resumable=True), tmp_path) == 0
