@@ -47,7 +47,7 @@ from baselines.torch_io import (
     save_parameters,
 )
 from baselines.torch_losses import impala_loss
-from baselines.torch_networks import Recurrent, choose_network, make_network
+from baselines.torch_networks import Recurrent, choose_network, make_network, orthogonal_
 from baselines.worker_processes import Clock, WorkerProcesses
 from cleanba.environments import EnvSpec, describe_env, env_seeds
 from cleanba.record import Episode, Rollout, Update
@@ -133,6 +133,9 @@ class Args:
     """Largest global norm of a gradient."""
     network: Hyper[Literal["auto", "resnet", "nature", "mlp"]] = "auto"
     """Network: IMPALA ResNet, Nature CNN or MLP; auto takes the ResNet for images, else the MLP."""
+    initialization: Hyper[Literal["torch", "orthogonal"]] = "torch"
+    """Initial weights of the Nature CNN: torch's defaults, as in monobeast, or orthogonal, as in Cleanba.
+    From torch's defaults, the gradients of small batches lie below `epsilon`, and learning is slow."""
     atari_preprocessing: Hyper[Literal["machado", "gym"]] = "machado"
     """Atari wrappers: those of the Cleanba paper (after Machado et al., 2018), or gym's (appendix D)."""
     seed: NotHyper[int] = 1
@@ -612,8 +615,13 @@ def prepare(args: Args) -> Plan:
     check_run(run, args.num_actors, overwrite=args.run.overwrite, new=args.mode == "train")
     spec = as_stepped(describe_env(args.env, args.atari_preprocessing))
     name = choose_network(args.network, spec)
+    orthogonal = args.initialization == "orthogonal"
+    if orthogonal and (name != "nature" or args.use_lstm):
+        raise BadInput("--initialization orthogonal: needs --network nature, without an LSTM")
     torch.manual_seed(args.seed)
     network = make_network(name, spec.obs_shape, spec.num_actions, use_lstm=args.use_lstm)
+    if orthogonal:
+        orthogonal_(network)
     return Plan(args, run, spec, network, name, num_buffers)
 
 

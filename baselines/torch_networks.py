@@ -133,13 +133,7 @@ class MLP(nn.Module):
         self.critic_layers = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
         self.actor = nn.Linear(widths[-1], num_actions)
         self.critic = nn.Linear(widths[-1], 1)
-        for layer in (*self.actor_layers, *self.critic_layers):
-            nn.init.orthogonal_(layer.weight, 2**0.5)
-        nn.init.orthogonal_(self.actor.weight, 0.01)
-        nn.init.orthogonal_(self.critic.weight, 1.0)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        orthogonal_(self)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [N, num_actions] and values [N] for observations [N, ...]."""
@@ -205,6 +199,20 @@ class Recurrent(nn.Module):
         """Return the state at the start of a run, [layers, batch, width] each."""
         width = self.core.hidden_size
         return torch.zeros(CORE_LAYERS, batch, width), torch.zeros(CORE_LAYERS, batch, width)
+
+
+def orthogonal_(network: nn.Module) -> None:
+    """Initialize an MLP or a Nature CNN as CleanRL and cleanba/networks.py do.
+
+    Weights become orthogonal, with gain 0.01 in the policy head, 1 in the value head and sqrt(2) elsewhere;
+    biases become zero.
+    """
+    gains = {"actor.weight": 0.01, "critic.weight": 1.0}
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.orthogonal_(parameter, gains.get(name, 2**0.5))
 
 
 def fixup_(trunk: ImpalaTrunk) -> None:

@@ -255,6 +255,16 @@ def test_a_trained_model_is_tested_by_its_most_probable_actions(tmp_path, capsys
         ({"num_actors": 0}, "--num-actors 0: must be 1 or more"),
         ({"num_buffers": 3}, "--num-buffers 3: needs at least one per actor"),
         ({"use_lstm": True}, "--use-lstm: needs a resnet or nature network"),
+        ({"initialization": "orthogonal"}, "--initialization orthogonal: needs --network nature"),
+        (
+            {
+                "env": "Pong-v5",
+                "network": "nature",
+                "use_lstm": True,
+                "initialization": "orthogonal",
+            },
+            "--initialization orthogonal: needs .*without an LSTM",
+        ),
         ({"mode": "test"}, "--mode test: there is no .*model.npz"),
         ({"learner_delay_seconds": -1}, "--learner-delay-seconds -1.0: must be 0 or more"),
         ({"learner_delay_seconds": "nan"}, "--learner-delay-seconds nan: must be 0 or more"),

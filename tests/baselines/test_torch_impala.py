@@ -13,6 +13,7 @@ from baselines.torch_losses import impala_loss, vtrace
 from baselines.torch_networks import fixup_, make_network
 from cleanba import cleanba_impala, networks
 from cleanba.actor_learner import GroupRollout
+from cleanba.run.command_line import parse
 from tests.baselines.flax_weights import copy_from_flax, flax_like
 
 STEPS, ENVS, ACTIONS = 5, 3, 4
@@ -187,17 +188,42 @@ def test_a_residual_branch_begins_as_nothing_after_fixup():
     assert deviation == pytest.approx(expected, rel=0.05)
 
 
-def test_the_mlp_starts_orthogonal_with_the_gains_of_cleanrl():
-    network = make_network("mlp", (6,), ACTIONS, hiddens=(32, 16))
+def assert_orthogonal_with_the_gains_of_cleanrl(network):
     gains = {"actor": 0.01, "critic": 1.0}
     for name, parameter in network.named_parameters():
         weights = parameter.detach()
         if parameter.ndim == 1:
-            assert not weights.any()
+            assert not weights.any(), name
             continue
+        weights = weights.flatten(1)
         gram = weights @ weights.T if len(weights) <= weights.shape[1] else weights.T @ weights
         gain = gains.get(name.split(".")[0], 2**0.5)
         torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)), atol=1e-5, rtol=1e-5)
+
+
+def test_the_mlp_starts_orthogonal():
+    assert_orthogonal_with_the_gains_of_cleanrl(
+        make_network("mlp", (6,), ACTIONS, hiddens=(32, 16))
+    )
+
+
+def test_monobeast_s_nature_cnn_starts_as_torch_does_or_as_cleanba_does(tmp_path):
+    flags = ["--env", "Pong-v5", "--network", "nature", "--runs-dir", str(tmp_path)]
+
+    def initial(*more):
+        args = parse(monobeast_study.Args, [*flags, *more], "")
+        return monobeast_study.prepare(args).network
+
+    torch.manual_seed(monobeast_study.Args().seed)
+    expected = make_network("nature", (4, 84, 84), 18).state_dict()
+    torch.testing.assert_close(dict(initial().state_dict()), dict(expected), atol=0, rtol=0)
+
+    orthogonal = initial("--initialization", "orthogonal")
+    assert_orthogonal_with_the_gains_of_cleanrl(orthogonal)
+    flax_network = networks.make_network("nature", 18, portable=True)
+    params = jax.jit(flax_network.init)(jax.random.key(0), np.zeros((1, 4, 84, 84), np.uint8))
+    copy_from_flax(params, orthogonal)
+    assert_orthogonal_with_the_gains_of_cleanrl(orthogonal)
 
 
 def test_the_lstm_sees_the_last_reward_clipped_as_monobeast_s_does():
