@@ -112,7 +112,7 @@ def launch(options: Options) -> int:
                 # A job that has just left the queue has ended, but possibly after `jobs` was computed.
                 jobs = make_jobs(study, runs_dir, options.retry)
                 ticks = start(jobs, where, options.jobs, lock, queued)
-                cores = None if where else len(pool.available_cores())
+                cores = None if where else usable_cores(jobs, options.jobs)
                 statuses = run_study(console, study, runs_dir, jobs, ticks, stopped, cores)
                 display.show_result(console, study, statuses, runs_dir, bool(stopped))
         if stopped:
@@ -231,6 +231,12 @@ def start(
     return pool.run_jobs(jobs, cores, at_once or len(cores), keep_open=[lock], gpus=gpus)
 
 
+def usable_cores(jobs: Sequence[pool.Job], at_once: int | None) -> int:
+    """Return the largest number of this machine's cores that jobs can occupy, `at_once` jobs at a time."""
+    largest = sorted((job.cores for job in jobs), reverse=True)[:at_once]
+    return min(sum(largest), len(pool.available_cores()))
+
+
 def run_study(
     console: Console,
     study: Study,
@@ -249,7 +255,7 @@ def run_study(
       jobs: those that are left.
       ticks: the iterator that runs them.
       stopped: becomes non-empty when the launcher has to stop.
-      cores: that the jobs share; None if unknown.
+      cores: that the jobs can occupy; None if unknown.
 
     Returns:
       The final status of each run, by its name.

@@ -59,6 +59,32 @@ def test_a_run_with_more_steps_than_planned_is_done():
     assert (work.part_done, seconds_left([work], 1)) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"), [(["--jobs", "1"], 2), (["--jobs", "2"], 3), ([], 4)]
+)
+def test_the_time_left_is_for_the_cores_that_jobs_may_occupy_at_once(
+    tmp_path, monkeypatch, flags, expected
+):
+    """Of jobs with one core, two, one and one, on four cores."""
+    seen = []
+
+    def run_study(console, study, runs_dir, jobs, ticks, stopped, cores):
+        seen.append(cores)
+        return launch.inspect_all(study, runs_dir)
+
+    jobs = [
+        pool.Job(name, [], tmp_path / name, cores)
+        for name, cores in zip(NAMES, (1, 2, 1, 1), strict=True)
+    ]
+    monkeypatch.setattr(pool, "available_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(launch, "make_jobs", lambda *_: jobs)
+    monkeypatch.setattr(launch, "run_study", run_study)
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY)
+    launch.main([str(path), "--runs-dir", str(tmp_path), *flags])
+    assert seen == [expected]
+
+
 def test_the_time_left_is_shown_before_the_first_run_has_ended(tmp_path, monkeypatch):
     """Half of one of four equal runs took 30 seconds; 3.5 are left for one core."""
     monkeypatch.setattr(display, "HEARTBEAT_SECONDS", 0.0)
