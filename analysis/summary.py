@@ -83,7 +83,9 @@ def _note(sizes: Sequence[int], published: bool) -> str:
     if max(sizes) < 2:
         return "one run per environment: no interval"
     if min(sizes) < bootstrap.FEW_RUNS:
-        return f"{min(sizes)} runs per environment: the interval is too narrow (docs/statistics.md)"
+        low, high = min(sizes), max(sizes)
+        runs = f"{low}" if low == high else f"{low} to {high}"
+        return f"{runs} runs per environment: the interval is too narrow (docs/statistics.md)"
     return ""
 
 

@@ -42,9 +42,11 @@ def caveats(
             f"{count} {noun} too few for an interval on one environment{which}: figures show the single runs."
         )
     if saved:
+        low, high = f"{min(saved):.1f}", f"{max(saved):.1f}"
+        seconds = low if low == high else f"{low} to {high}"
         sentences.append(
             f"{len(saved)} of {completed} runs used the compilation cache, which saved at least "
-            f"{min(saved):.1f} to {max(saved):.1f} s per run."
+            f"{seconds} s per run."
         )
     if len(problems) == 1:
         ((where, what),) = problems

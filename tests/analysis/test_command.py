@@ -57,6 +57,14 @@ def test_aggregate_as_json(study, capsys):
     assert len(results["run_times"]) == 4
 
 
+def test_a_note_states_the_range_of_runs_per_environment(write_run, tmp_path, capsys):
+    for env_id, seeds in (("Breakout-v5", (1, 2, 3)), ("Pong-v5", (1,))):
+        for seed in seeds:
+            write_run("cleanba_ppo", "a0-l0-t1", env_id, seed, returns=np.arange(120.0))
+    (entry,) = json.loads(run(capsys, "aggregate", tmp_path, "--format", "json")[1])["aggregate"]
+    assert entry["note"].startswith("1 to 3 runs per environment: the interval is too narrow")
+
+
 def test_the_seed_decides_the_bits(study, capsys):
     outs = [
         run(capsys, "aggregate", study, "--format", "json", "--seed", seed)[1] for seed in (1, 1, 2)
