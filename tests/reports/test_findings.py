@@ -388,7 +388,9 @@ def test_a_page_states_what_the_compilation_cache_saved():
     assert caveats(4, 4, 4, False, [5], [], saved=[2.04, 3.16])[1] == (
         "2 of 4 runs used the compilation cache, which saved at least 2.0 to 3.2 s per run."
     )
-    assert caveats(4, 4, 4, False, [5], [], saved=[4.81, 4.84])[1].endswith(" 4.8 s per run.")
+    assert caveats(4, 4, 4, False, [5], [], saved=[4.81, 4.84])[1].endswith(
+        "at least 4.8 s per run."
+    )
     values = (2.0, -0.0, -0.1, "many")
     hardware = [{"compile_seconds_saved": value} for value in values] + [{}, None]
     assert str(build._compile_seconds_saved(pd.DataFrame({"hardware": hardware}))) == "[2.0, 0.0]"
