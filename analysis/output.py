@@ -5,7 +5,7 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,12 @@ def bad_input(error: Exception) -> int:
         message = f"{error.filename}: {error.strerror}" if error.filename else message
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def span(values: Collection[float], spec: str = "") -> str:
+    """Format the smallest and the largest value with `spec`: `3 to 6`, or `3` if they look equal."""
+    low, high = format(min(values), spec), format(max(values), spec)
+    return low if low == high else f"{low} to {high}"
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import aggregates, bootstrap
+from analysis.output import span
 from analysis.scores import EPISODES, by_environment
 from analysis.tables import Tables
 
@@ -83,9 +84,9 @@ def _note(sizes: Sequence[int], published: bool) -> str:
     if max(sizes) < 2:
         return "one run per environment: no interval"
     if min(sizes) < bootstrap.FEW_RUNS:
-        low, high = min(sizes), max(sizes)
-        runs = f"{low}" if low == high else f"{low} to {high}"
-        return f"{runs} runs per environment: the interval is too narrow (docs/statistics.md)"
+        return (
+            f"{span(sizes)} runs per environment: the interval is too narrow (docs/statistics.md)"
+        )
     return ""
 
 

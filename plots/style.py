@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis.bootstrap import FEW_RUNS, LEVEL
+from analysis.output import span
 from cleanba.record import replace_file
 
 # Colours on white -> the same on the background of dark pages. Each has a contrast of at least 4.5:1, and
@@ -408,9 +409,8 @@ def counts_text(counts: Iterable[float], what: str = "runs") -> str:
     values = sorted(set(int(count) for count in counts if pd.notna(count)))
     if not values:
         return ""
-    low, high = values[0], values[-1]
-    what = what.removesuffix("s") if high == 1 else what
-    return f"{high:,} {what}" if low == high else f"{low:,} to {high:,} {what}"
+    what = what.removesuffix("s") if values[-1] == 1 else what
+    return f"{span(values, ',')} {what}"
 
 
 def sentence(*parts: str) -> str:

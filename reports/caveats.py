@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from analysis.bootstrap import FEW_RUNS
+from analysis.output import span
 
 
 def caveats(
@@ -34,19 +35,16 @@ def caveats(
         sentences.append("One seed per result: the spread over seeds is unknown.")
     elif seeds and min(seeds) < FEW_RUNS:
         few = [count for count in seeds if count < FEW_RUNS]
-        low, high = min(few), max(few)
-        count = f"{low}" if low == high else f"{low} to {high}"
-        noun = "seed is" if high == 1 else "seeds are"
+        noun = "seed is" if max(few) == 1 else "seeds are"
         which = "" if len(few) == len(seeds) else f" ({len(few)} of {len(seeds)} results)"
         sentences.append(
-            f"{count} {noun} too few for an interval on one environment{which}: figures show the single runs."
+            f"{span(few)} {noun} too few for an interval on one environment{which}: "
+            "figures show the single runs."
         )
     if saved:
-        low, high = f"{min(saved):.1f}", f"{max(saved):.1f}"
-        seconds = low if low == high else f"{low} to {high}"
         sentences.append(
             f"{len(saved)} of {completed} runs used the compilation cache, which saved at least "
-            f"{seconds} s per run."
+            f"{span(saved, '.1f')} s per run."
         )
     if len(problems) == 1:
         ((where, what),) = problems
