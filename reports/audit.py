@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,7 @@ class Audit(msgspec.Struct, kw_only=True):
       segments: number of segments to repeat of each run.
       seed: seed that drew the segments.
       module: module that repeats the training of other systems; "" for none.
+      runs_matching: regular expression that names of runs must contain to be checked; "" for all.
       tables: first difference between the page and the one made from the records; "" if there is none.
       other_toolkit: what made the page, if there is a difference and it was another version of the toolkit.
       seconds: duration of each part.
@@ -78,6 +80,7 @@ class Audit(msgspec.Struct, kw_only=True):
     segments: int
     seed: int
     module: str = ""
+    runs_matching: str = ""
     tables: str
     other_toolkit: str = ""
     seconds: dict[str, float]
@@ -211,6 +214,7 @@ def begin(
       BadInput: if the earlier audit is of another archive, or has other segments, seed or module.
     """
     digest = sha256(file)
+    matching = args.runs_matching
     found = read_audit(earlier) if earlier.exists() else None
     if found is not None and not args.resume:
         if found.sha256 == digest and len(found.runs) < found.records:
@@ -227,6 +231,9 @@ def begin(
                 f"--resume: {earlier} has other arguments: archive {found.sha256[:12]}, segments "
                 f"{found.segments}, seed {found.seed}{module}"
             )
+        if matching != found.runs_matching:  # "" matches all
+            both = matching and found.runs_matching
+            matching = f"{found.runs_matching}|{matching}" if both else ""
     begun = time.perf_counter()
     tables = compare_page(page, data)
     agent = bagit.Bag(str(data.parent)).info.get("Bag-Software-Agent", "unknown")
@@ -238,6 +245,7 @@ def begin(
         segments=args.segments,
         seed=found.seed if found else secrets.randbits(32) if args.seed is None else args.seed,
         module=args.module or "",
+        runs_matching=matching,
         tables=one_line(tables),
         other_toolkit=maker if tables and maker != toolkit() else "",
         seconds={
@@ -457,10 +465,26 @@ def report_of(audit: Audit, page: Page) -> Page:
         finding=tuple(finding),
         caveats=tuple(caveats),
         sections=(Section("runs", "Runs", text=text, table=Table(columns, tuple(rows))),),
-        commands=(
-            f"make audit ARCHIVE={audit.archive} SEGMENTS={audit.segments} SEED={audit.seed}",
-        ),
+        commands=(command_of(audit),),
     )
+
+
+def command_of(audit: Audit) -> str:
+    """Return the command that repeats an audit."""
+    words = {
+        "ARCHIVE": audit.archive,
+        "SEGMENTS": audit.segments,
+        "SEED": audit.seed,
+        "RUNS_MATCHING": audit.runs_matching,
+        "MODULE": audit.module,
+    }
+    # Make expands a dollar sign, and the shell the other characters of a regular expression.
+    quoted = {
+        name: shlex.quote(str(word).replace("$", "$$"))
+        for name, word in words.items()
+        if word != ""
+    }
+    return " ".join(["make audit", *(f"{name}={word}" for name, word in quoted.items())])
 
 
 if __name__ == "__main__":

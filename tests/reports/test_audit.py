@@ -1,6 +1,8 @@
 """An audit verifies an honest archive, refutes a forged one, and names what it could not check."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -292,6 +294,43 @@ def test_an_interrupted_audit_continues_where_it_stopped(synthetic, tmp_path, mo
     (tmp_path / "small/audit.json").write_text("{}")
     assert audit.main([*command, "--resume"]) == 2
     assert "not an audit" in capsys.readouterr().err
+
+
+def test_the_command_of_a_page_repeats_its_audit(synthetic, tmp_path, monkeypatch):
+    """Also of an audit of a part of the runs that was continued with another part."""
+    monkeypatch.setattr(audit, "check_run", lambda *_: Outcome(verdict="consistent only"))
+    command = [
+        str(synthetic),
+        "--out",
+        str(tmp_path),
+        "--no-progress",
+        "--module",
+        "baselines.ppo_microrts",
+    ]
+    command += ["--seed", "7", "--segments", "2", "--resume"]
+    for matching in ("moolib.*s1$", "moolib.*s1$", "^mono.*s(1|2)$"):
+        assert audit.main([*command, "--runs-matching", matching]) == 0
+    readme = (tmp_path / "small/README.md").read_text()
+    (line,) = re.findall("^make audit .*", readme, re.MULTILINE)
+    done = subprocess.run(
+        f"{line} -n -o .venv/installed",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, _, _, *words = shlex.split(done.stdout.splitlines()[-1].lstrip("@"))
+    args = audit.parse(audit.Args, words, "")
+    assert (args.archive, args.seed, args.segments, args.module) == (
+        synthetic.name,
+        7,
+        2,
+        "baselines.ppo_microrts",
+    )
+    assert args.runs_matching == "moolib.*s1$|^mono.*s(1|2)$"
+    assert audit.main([*command]) == 0  # the other runs
+    assert "MATCHING" not in (tmp_path / "small/README.md").read_text()
 
 
 def test_the_seed_that_draws_the_segments_is_secret_by_default(synthetic, tmp_path, monkeypatch):
