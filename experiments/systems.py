@@ -78,6 +78,11 @@ class System(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the flag of a hyperparameter or of another setting of the program's own."""
         return "--" + name.replace("_", self.separator)
 
+    @property
+    def actors_name(self) -> str:
+        """The name under which a record has the number of actors: `num_actors` of `--num-actors`; or ''."""
+        return self.flags.num_actor_threads.removeprefix("--").replace("-", "_")
+
 
 _CLEANBA = Flags(
     num_actor_threads="--num-actor-threads",

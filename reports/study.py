@@ -153,8 +153,26 @@ class StudyRuns:
     def problems(self) -> list[tuple[str, str]]:
         """Problems with the data: (run or system, problem)."""
         planned = [run.name for run in self.plan.runs] if self.plan else []
-        vary = {run.system for run in self.plan.runs if run.setting.flags} if self.plan else set()
+        vary = _set_by_settings(self.plan, self.tables.runs) if self.plan else set()
         return problems.problems(self.tables, planned, settings_vary=vary, changed=self.changed)
+
+
+def _set_by_settings(plan: Study, runs: pd.DataFrame) -> set[str]:
+    """Return the systems some of whose hyperparameters are set by a study's hardware settings.
+
+    A setting does so by further flags, or by a number of actors that the system records as a
+    hyperparameter, as monobeast does.
+    """
+    recorded = {
+        (system, name)
+        for system, one in zip(runs["system"], runs["hyperparameters"], strict=True)
+        for name in (one if isinstance(one, dict) else ())
+    }
+    return {
+        run.system
+        for run in plan.runs
+        if run.setting.flags or (run.program and (run.system, run.program.actors_name) in recorded)
+    }
 
 
 def read_study(name: str, runs: Path, out: Path, *, published: bool = False) -> StudyRuns:

@@ -6,12 +6,13 @@ import shutil
 
 import pytest
 from built import SYSTEMS, build_small, pages, texts
-from synthetic_runs import run_study, study_folder, write_run
+from synthetic_runs import monobeast_run, run_study, study_folder, write_run
 
-from experiments.study import find_study
+from experiments import systems
+from experiments.study import find_study, load_study
 from reports import build
 from reports.page import read_json
-from reports.study import ReportError
+from reports.study import ReportError, read_study
 from tests.sealing import rewrite
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -122,6 +123,19 @@ def test_runs_that_differ_in_more_than_the_setting_are_named(place):
     for text in texts(place, "small"):
         assert "num_envs differs between runs on Catch-v0: 8, 16" in text
         assert "2 different source revisions" in text
+
+
+def test_a_number_of_actors_that_the_settings_set_is_no_problem(place):
+    study = load_study(find_study("atari_small"))
+    for run in study.runs:
+        if run.system == "monobeast" and run.seed == 1:
+            folder, actors = place / "runs/atari_small" / run.name, run.setting.num_actor_threads
+            command = systems.command(run, place / "runs")
+            monobeast_run(folder, run.setting.name, 1, 4, actors, run.env_id, command)
+    shutil.copy(find_study(study.name), place / "runs/atari_small/study.toml")
+    found = read_study(study.name, place / "runs/atari_small", place).problems
+    assert found
+    assert "monobeast" not in dict(found)
 
 
 @pytest.mark.parametrize(
