@@ -127,15 +127,21 @@ def test_runs_that_differ_in_more_than_the_setting_are_named(place):
 
 def test_a_number_of_actors_that_the_settings_set_is_no_problem(place):
     study = load_study(find_study("atari_small"))
+    records = place / "runs/atari_small"
     for run in study.runs:
-        if run.system == "monobeast" and run.seed == 1:
-            folder, actors = place / "runs/atari_small" / run.name, run.setting.num_actor_threads
-            command = systems.command(run, place / "runs")
+        folder, actors = records / run.name, run.setting.num_actor_threads
+        command = systems.command(run, place / "runs")
+        if run.seed == 1 and run.system == "monobeast":
             monobeast_run(folder, run.setting.name, 1, 4, actors, run.env_id, command)
-    shutil.copy(find_study(study.name), place / "runs/atari_small/study.toml")
-    found = read_study(study.name, place / "runs/atari_small", place).problems
-    assert found
-    assert "monobeast" not in dict(found)
+        elif run.seed == 1 and run.system == "cleanba_impala":  # whose layout must not change these
+            write_run(
+                folder, run.system, run.setting.name, run.env_id, num_envs=8 * actors,
+                steps=5_120, command=command,
+            )  # fmt: skip
+    shutil.copy(find_study(study.name), records / "study.toml")
+    found = dict(read_study(study.name, records, place).problems)
+    assert "monobeast" not in found
+    assert found["cleanba_impala"] == "num_envs differs between runs on Breakout-v5: 8, 16"
 
 
 @pytest.mark.parametrize(
