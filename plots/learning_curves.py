@@ -72,7 +72,7 @@ def draw(
             panel.set_xlim(left=0)
             style.thousands(panel)
             if what.endswith("loss"):
-                panel.set_yscale("log")
+                style.logarithmic(panel)
             if small:
                 _shrink(panel)
             if labelled:

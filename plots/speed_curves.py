@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from plots import style
 
@@ -92,8 +92,5 @@ def _label_axes(panel: mpl.axes.Axes, values: np.ndarray) -> None:
 
 
 def _label_speeds(panel: mpl.axes.Axes, lowest: float) -> None:
-    panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.yaxis.set_major_formatter(style.short_numbers())
-    panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    style.logarithmic(panel)
     panel.set_ylim(lowest / 3, None)  # room for the notes below the points

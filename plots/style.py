@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.bootstrap import FEW_RUNS, LEVEL
 from analysis.output import span
@@ -435,6 +435,18 @@ def bands_text(drawn: pd.DataFrame, what: str) -> str:
 def thousands(axis: Axes) -> None:
     """Write large numbers on the x axis as 10k, 5M."""
     axis.xaxis.set_major_formatter(short_numbers())
+
+
+def logarithmic(panel: Axes) -> None:
+    """Give the y axis a logarithmic scale with plain numbers: 1, 2 and 5 of each decade if few, else 1.
+
+    Matplotlib's own labels are mathtext, which `RC` disables.
+    """
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    panel.yaxis.set_major_formatter(short_numbers())
+    panel.yaxis.set_minor_formatter(NullFormatter())
 
 
 def short_numbers() -> FuncFormatter:

@@ -1,5 +1,6 @@
 import functools
 import itertools
+import re
 
 import matplotlib as mpl
 import numpy as np
@@ -104,6 +105,15 @@ def curves_of_many_settings(count=8):
     return pd.DataFrame(rows, columns=names)
 
 
+def curves_over_decades():
+    """Curves of losses, one environment each: within a decade, over three and over eight."""
+    frames = [
+        pd.DataFrame({"step": [1, 2], "value": ends, "low": ends, "high": ends, "env_id": env_id})
+        for env_id, ends in (("A-v5", (0.021, 0.024)), ("B-v5", (0.01, 9.0)), ("C-v5", (1e-3, 1e5)))
+    ]
+    return pd.concat(frames).assign(system="monobeast", setting="s", seconds=0.0, runs=3)
+
+
 def game_by_game(games=57):
     """Improvements of a system over three others, from -80% to 10,000%, on every Atari game."""
     first, *others = [(system, "a0-l0-t1") for system in list(style.SYSTEMS)[:4]]
@@ -143,6 +153,9 @@ def draw(tables, look):
         "ratios": lambda: speed_curves.draw(
             speeds_of.speedups(speeds_by_x()), look, SOURCE, "variance (ms²)", y="times as fast"
         ),
+        "losses": lambda: learning_curves.draw(
+            curves_over_decades(), source=SOURCE, what="value loss"
+        ),
         "claims": lambda: claims.draw(some_claims(), SOURCE),
         "improvements": lambda: improvements.draw(
             analysis.probability_of_improvement(selection.comparable(tables).tables), SOURCE
@@ -168,7 +181,9 @@ def texts(drawn):
 BY_ENVIRONMENT = ("steps", "time", "scores", "speed", "spent", "lag", "scaling", "ratios")
 OVER_ENVIRONMENTS = ("aggregates", "efficiency", "profiles", "run_times")
 OF_RUNS = BY_ENVIRONMENT + OVER_ENVIRONMENTS
-FIGURES = (*OF_RUNS, "claims", "improvements", "game_improvements", "differences", "many_settings")
+FIGURES = (
+    *OF_RUNS, "losses", "claims", "improvements", "game_improvements", "differences", "many_settings",
+)  # fmt: skip
 
 
 def shown_texts(figure):
@@ -515,6 +530,14 @@ def test_run_times_are_in_a_unit_that_fits_them(seconds, labels, axis):
     (panel,) = figure.axes
     assert [text.get_text() for text in panel.texts] == labels
     assert panel.get_xlabel() == axis
+
+
+def test_a_logarithmic_axis_has_two_or_more_plain_numbers(drawn, texts):
+    shown = set(texts("losses"))
+    for panel in drawn("losses").axes:
+        labels = [t.get_text() for t in panel.get_yticklabels(which="both") if t in shown]
+        assert 2 <= len(labels) <= 9, labels
+        assert all(re.fullmatch(r"[0-9.]+k?", label) for label in labels), labels
 
 
 @pytest.mark.parametrize("what", ["episodic return", "value loss"])
