@@ -56,6 +56,8 @@ class Args:
     """Folder of the archives that `reports.archive` wrote."""
     out: str = "results"
     """Folder of all published results."""
+    published: bool = False
+    """The records are those of an archive, without logs, models and TensorBoard files."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         render.check_replaceable(results / args.name / "README.md", results / "README.md")
         runs = Path(args.runs or f"runs/{args.name}")
         archive = archive_of(Path(args.archives) / f"{args.name}.zip", runs)
-        page = build.build(args.name, runs, site, archive=archive)
+        page = build.build(args.name, runs, site, published=args.published, archive=archive)
         files = publish(page, site, results)
     except build.ERRORS as error:
         return bad_input(error)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from built import SYSTEMS, build_small
 from PIL import Image
-from synthetic_runs import study_folder
+from synthetic_runs import study_folder, write_run
 
 from reports import archive, index, publish, render, site
 from reports.page import Cell, read_json
@@ -25,10 +25,10 @@ def tracked():
     return None if done.returncode else [ROOT / line for line in done.stdout.splitlines()]
 
 
-def publish_small():
+def publish_small(*flags):
     """Publish the records of a small study, and its page."""
     assert archive.main(["small", "--overwrite"]) == 0
-    return publish.main(["small"])
+    return publish.main(["small", *flags])
 
 
 def test_a_published_page_is_that_of_the_site_without_links(place, capsys):
@@ -70,6 +70,21 @@ def test_a_page_is_published_only_with_its_records(place, undrawn, capsys):
     assert publish.main(["small"]) == 2
     assert "dist/small.zip: File is not a zip file" in capsys.readouterr().err
     assert not (place / "results").exists()
+
+
+def test_records_from_an_archive_are_published_without_problems(place, undrawn, monkeypatch):
+    monkeypatch.setattr(publish, "small_png", lambda file: b"an image")
+    run = place / "runs/small/cleanba_ppo__a0-l0-t1__Catch-v0__s1"
+    write_run(
+        run, env_id="Catch-v0", steps=5_120,
+        before_end=lambda _: (run / "model.cleanrl_model").write_bytes(b"weights"),
+    )  # fmt: skip
+    (run / "model.cleanrl_model").unlink()  # archives have no models
+    problems = []
+    for flags in ((), ("--published",)):
+        assert publish_small(*flags) == 0
+        problems.append("model is missing" in (place / "results/small/README.md").read_text())
+    assert problems == [True, False]
 
 
 def test_publishing_again_replaces_what_was_published(place, undrawn, monkeypatch):
