@@ -438,8 +438,9 @@ def thousands(axis: Axes) -> None:
 
 
 def logarithmic(panel: Axes) -> None:
-    """Give the y axis a logarithmic scale with plain numbers: 1, 2 and 5 of each decade if few, else 1.
+    """Give the y axis a logarithmic scale with plain numbers as tick labels.
 
+    Under three decades, they are 1, 2 and 5 times the powers of ten, otherwise powers of ten only.
     Matplotlib's own labels are mathtext, which `RC` disables.
     """
     panel.set_yscale("log")

@@ -83,7 +83,8 @@ def test_records_from_an_archive_are_published_without_problems(place, undrawn, 
     problems = []
     for flags in ((), ("--published",)):
         assert publish_small(*flags) == 0
-        problems.append("model is missing" in (place / "results/small/README.md").read_text())
+        page = (place / "results/small/README.md").read_text()
+        problems.append("model.cleanrl_model is missing" in page)
     assert problems == [True, False]
 
 
