@@ -57,7 +57,7 @@ def running(tmp_path):
         )
         started.append(process)
         deadline = time.monotonic() + 180
-        while not any((f / "updates.jsonl").stat().st_size for f in find_runs(tmp_path)):
+        while not any(read_run(f).last_update() for f in find_runs(tmp_path)):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.1)
