@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from cleanba.record import read_run
 from tests.killed_runs import KILLER, Runs, check_equal, resumed_at
 
 from .conftest import SMALL
@@ -150,6 +151,33 @@ def test_a_run_that_is_being_written_is_neither_resumed_nor_deleted(tmp_path):
     finally:
         live.kill()
         live.wait()
+
+
+OVERTAKEN = """
+from cleanba import cleanba_ppo
+from cleanba.run.command_line import run_command_line
+prepare, others = cleanba_ppo.prepare, []
+def overtaken(args):
+    setup = prepare(args)
+    if not others:  # the same command completes the run before this one begins its log
+        others.append(args)
+        cleanba_ppo.main(args)
+    return setup
+cleanba_ppo.prepare = overtaken
+run_command_line(cleanba_ppo.Args, cleanba_ppo.main, "")
+"""
+
+
+def test_a_run_that_another_process_has_completed_meanwhile_is_not_started_over(tmp_path):
+    runs = Runs(tmp_path, "cleanba_ppo.py", SMALL)
+    flags = [*runs.command[1:], "--setting", "x", "--resume", "--checkpoint-every", "8"]
+    command = [sys.executable, "-c", OVERTAKEN, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "already holds a run" in done.stderr.splitlines()[-1]
+    run = read_run(runs.path("x"))
+    assert run.completed
+    assert len(run.updates()) == 16
 
 
 @pytest.mark.usefixtures("compiled_anew")
